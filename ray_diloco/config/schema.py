@@ -1,0 +1,303 @@
+"""Every configuration key, its type and default, as plain dataclasses.
+
+These are the schema for OmegaConf (`compose.py`) and travel to the actors as they are.  Each key is explained in
+`conf/`; the check that belongs to a section stands in `check.py`.  No import of Ray, torch or OmegaConf here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelConfig:
+    """A Hugging Face causal language model."""
+
+    # Name of the group file that was loaded, for people and reports.
+    name: str = "tiny"
+    # `model_type` of the Hugging Face configuration, when built from a configuration.
+    architecture: str = "llama"
+    # Keyword arguments of that configuration (hidden_size, num_hidden_layers, …); vocab_size is set from the tokenizer.
+    config: dict[str, Any] = field(default_factory=dict)
+    # Folder or hub name to start from instead of a seeded initialisation.
+    pretrained: str | None = None
+    # `package.module:function` that builds the model instead; see docs/python.md.
+    builder: str | None = None
+    attention: str = "sdpa"
+    activation_checkpointing: bool = False
+    compile: bool = False
+
+
+@dataclass
+class DataConfig:
+    """A source of documents, cut into blocks of token ids."""
+
+    name: str = "stdlib"
+    # stdlib | text | jsonl | parquet | csv | hf
+    source: str = "stdlib"
+    # Glob or list of globs (joined by commas) of local files.
+    path: str | None = None
+    # Hugging Face dataset name or local dataset folder, its configuration and split.
+    dataset: str | None = None
+    dataset_config: str | None = None
+    split: str = "train"
+    text_column: str = "text"
+    streaming: bool = False
+    # Stop after so many documents (0: all).
+    max_documents: int = 0
+    # Tokens per block; one block is one training sequence.
+    sequence_length: int = 256
+    # Blocks that no island ever trains on.
+    heldout_blocks: int = 64
+    # Folder for prepared blocks; default: ~/.cache/ray_diloco.
+    cache: str | None = None
+    # `package.module:function` that yields documents instead; see docs/python.md.
+    builder: str | None = None
+
+
+@dataclass
+class TokenizerConfig:
+    """bytes, bpe (trained on the corpus), or a Hugging Face tokenizer folder or hub name."""
+
+    name: str = "bytes"
+    vocab_size: int = 4096
+    builder: str | None = None
+
+
+@dataclass
+class InnerOptimizerConfig:
+    name: str = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    momentum: float = 0.0
+
+
+@dataclass
+class InnerScheduleConfig:
+    """Learning-rate schedule over the run's global inner step."""
+
+    # wsd (warm-up, stable, 1 − √ decay) | cosine | constant
+    kind: str = "wsd"
+    warmup_steps: int = 20
+    # Steps of decay at the end (wsd).
+    decay_steps: int = 0
+    # Length of the schedule in steps; 0: run.rounds × inner.H.
+    total_steps: int = 0
+    # Learning rate at the end as a part of inner.lr (cosine, wsd with decay).
+    final_ratio: float = 0.05
+
+
+@dataclass
+class InnerConfig:
+    """Training inside an island."""
+
+    # Inner steps between two rounds.
+    H: int = 50
+    lr: float = 1e-3
+    # Sequences per rank and forward pass.
+    micro_batch: int = 4
+    gradient_accumulation: int = 1
+    zero_stage: int = 0
+    # fp32 | bf16
+    precision: str = "fp32"
+    # Gradient norm limit; 0: none.
+    clip: float = 1.0
+    optimizer: InnerOptimizerConfig = field(default_factory=InnerOptimizerConfig)
+    schedule: InnerScheduleConfig = field(default_factory=InnerScheduleConfig)
+
+
+@dataclass
+class OuterConfig:
+    """The optimiser that moves the anchor."""
+
+    # nesterov (torch.optim.SGD's form) | sgd
+    kind: str = "nesterov"
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass
+class CodecConfig:
+    # fp32 | bf16
+    kind: str = "fp32"
+
+
+@dataclass
+class CodecsConfig:
+    """How contributions (up) and anchors (down) travel."""
+
+    up: CodecConfig = field(default_factory=CodecConfig)
+    down: CodecConfig = field(default_factory=CodecConfig)
+
+
+@dataclass
+class QuorumConfig:
+    """When a round closes, and what a contribution weighs."""
+
+    # all | at_least
+    kind: str = "all"
+    # at_least: islands that must have offered before the grace window opens.
+    n: int = 1
+    grace_s: float = 0.0
+    # Seconds after the first offer at which a round closes with what it has (0: no such limit).
+    deadline_s: float = 0.0
+    # tokens | steps | uniform
+    weights: str = "tokens"
+
+
+@dataclass
+class AlgorithmConfig:
+    """Name of the published method that the block settings come from."""
+
+    name: str = "diloco"
+
+
+@dataclass
+class IslandOverrideConfig:
+    """Settings of one island that differ from the others'; unset ones are inherited."""
+
+    data: str | None = None
+    data_path: str | None = None
+    ranks: int | None = None
+    micro_batch: int | None = None
+
+
+@dataclass
+class IslandsConfig:
+    """The groups of compute that train."""
+
+    count: int = 2
+    # Names; default i0, i1, …
+    names: list[str] = field(default_factory=list)
+    # Ranks (processes, accelerators) per island.
+    ranks: int = 1
+    # Islands below which the run waits / above which none is started; 0: count.
+    min: int = 1
+    max: int = 0
+    cpus_per_rank: float = 1.0
+    gpus_per_rank: float = 0.0
+    # Threads of each rank; 0: cpus_per_rank.
+    threads: int = 0
+    overrides: dict[str, IslandOverrideConfig] = field(default_factory=dict)
+
+
+@dataclass
+class AnchorConfig:
+    # Actors that hold the anchor and outer state; 0: one per island from 4 million parameters on, else one.
+    shards: int = 0
+
+
+@dataclass
+class RunConfig:
+    name: str = "run"
+    root: str = "runs"
+    seed: int = 0
+    # Outer rounds in total; the same command with a larger number continues the run.
+    rounds: int = 10
+    # Where commits go: a path or any fsspec URL; default: the run's own folder.
+    storage: str | None = None
+    # Refuse a run directory that has commits.
+    fresh: bool = False
+    # auto: continue from the newest commit if there is one.
+    resume: str = "auto"
+
+
+@dataclass
+class CheckpointConfig:
+    # Rounds between durable commits; the last round is always durable.
+    every: int = 1
+    keep_last: int = 2
+    # Also keep every n-th (0: none).
+    keep_every: int = 0
+    # Save each island's inner optimiser state with every commit, so that a resumed run equals an uninterrupted one.
+    inner: bool = True
+
+
+@dataclass
+class EvaluateConfig:
+    # Rounds between evaluations of the anchor on held-out blocks (0: only at the end).
+    every: int = 1
+    # Held-out blocks used in those (0: all); the final evaluation uses all.
+    blocks: int = 0
+
+
+@dataclass
+class ObserveConfig:
+    # off | offline | online
+    wandb: str = "off"
+    wandb_project: str = "ray_diloco"
+    quiet: bool = False
+
+
+@dataclass
+class TraceConfig:
+    # Keep every decoded contribution and every committed anchor as safetensors under trace/.
+    contributions: bool = False
+
+
+@dataclass
+class ExportConfig:
+    enabled: bool = True
+    # float32 | bfloat16
+    dtype: str = "float32"
+    # Prompt of the sample that is generated at the end; empty: none.
+    prompt: str = "def "
+    sample_tokens: int = 200
+
+
+@dataclass
+class RayConfig:
+    # Cluster to join; default: a Ray of its own for this command.
+    address: str | None = None
+    # CPUs of the local Ray; 0: what islands need, at least the machine's.
+    num_cpus: int = 0
+    temp_dir: str | None = None
+
+
+@dataclass
+class DeadlinesConfig:
+    """Seconds after which a wait ends with a named error."""
+
+    placement_s: float = 30.0
+    launch_s: float = 300.0
+    # A segment of inner steps; 0: derived from the measured step time.
+    train_s: float = 0.0
+    # Emit, merge and adopt.
+    exchange_s: float = 300.0
+    # Between two steps of an island before it counts as frozen.
+    silence_s: float = 60.0
+    # Lost islands in a row, without a commit in between, before the run fails.
+    losses: int = 6
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    islands: IslandsConfig = field(default_factory=IslandsConfig)
+    inner: InnerConfig = field(default_factory=InnerConfig)
+    codec: CodecsConfig = field(default_factory=CodecsConfig)
+    quorum: QuorumConfig = field(default_factory=QuorumConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    anchor: AnchorConfig = field(default_factory=AnchorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
+
+
+def island_names(config: Config) -> list[str]:
+    """Names of the islands of a run, sorted: the order of every sum."""
+    names = list(config.islands.names) or [f"i{k}" for k in range(config.islands.count)]
+    return sorted(names)
