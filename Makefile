@@ -8,10 +8,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOG := .venv/install.log
 
-# One thread per process: the tests start several at once, and spinning threads slow each other down many times over.
-TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 \
-  TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
-
 # Large downloads and the last phase are shown as they come; the whole of pip's words are kept in $(LOG).
 define pip_install
 @$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off -c constraints.txt $(1) 2>&1 \
@@ -50,7 +46,7 @@ lint: venv  ## style, format and types
 	@$(BIN)/mypy
 
 test: lint  ## style, format, types and all tests; ARGS="tests/outer -k name" for some of them
-	@$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 format: venv  ## put the code into ruff's format
 	@$(BIN)/ruff check --fix --quiet .
