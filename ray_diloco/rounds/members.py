@@ -1,0 +1,91 @@
+"""The islands of a run as the loop sees them: one row per slot, with its state and what it has in hand.
+
+    launching → joining → ready → training → sending → waiting → adopting → ready …
+    any → lost → launching (next incarnation);   ready → done (nothing left to train)
+
+`ready` islands that hold no segment yet are joiners: they are admitted when the next segment is planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ray_diloco.rounds.ports import Lease
+
+
+class State(StrEnum):
+    """What an island is doing."""
+
+    LAUNCHING = "launching"
+    JOINING = "joining"
+    READY = "ready"
+    TRAINING = "training"
+    SENDING = "sending"
+    WAITING = "waiting"
+    ADOPTING = "adopting"
+    EVALUATING = "evaluating"
+    LOST = "lost"
+    DONE = "done"
+
+
+@dataclass
+class Tally:
+    """What an island has contributed to committed rounds, over all its incarnations."""
+
+    rounds: int = 0
+    steps: int = 0
+    tokens: int = 0
+    restarts: int = 0
+    train_s: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass
+class Member:
+    """One incarnation of one island.
+
+    Attributes:
+      segment: the last segment that it was given; None for a joiner.
+      versions: per fragment, the anchor version that its base is a copy of.
+      done: per fragment, steps and tokens since that adoption.
+      leases: trained or under way, not yet part of an offer.
+    """
+
+    name: str
+    incarnation: int
+    state: State = State.LAUNCHING
+    segment: int | None = None
+    versions: dict[int, int] = field(default_factory=dict)
+    done: dict[int, tuple[int, int]] = field(default_factory=dict)
+    leases: list[Lease] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        """False once lost or done."""
+        return self.state not in (State.LOST, State.DONE)
+
+    @property
+    def sailing(self) -> bool:
+        """True for a living island that was given a segment."""
+        return self.alive and self.segment is not None
+
+    @property
+    def joiner(self) -> bool:
+        """True for an island that waits to be admitted."""
+        return self.state is State.READY and self.segment is None
+
+    def joined_late(self, committed: dict[int, int]) -> bool:
+        """True before the first work of an island that had adopted versions which have moved on since."""
+        return not any(steps for steps, _ in self.done.values()) and self.versions != committed
+
+    def trained(self, steps: int, tokens: int) -> None:
+        """Adds a segment's work to every fragment's account."""
+        for fragment in self.versions:
+            before = self.done.get(fragment, (0, 0))
+            self.done[fragment] = (before[0] + steps, before[1] + tokens)
+
+    def adopted(self, fragment: int, version: int) -> None:
+        """Notes a new base; the fragment's account starts again."""
+        self.versions[fragment] = version
+        self.done[fragment] = (0, 0)

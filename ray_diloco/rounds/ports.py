@@ -1,0 +1,251 @@
+"""What the run loop asks of the world: the ports, and the small records that travel through them.
+
+An adapter implements a port: `cluster/` with Ray actors, `simulate/` and the tests with coroutines on a virtual
+clock.  Tensors never pass here; a `Piece` names a payload by a handle that only its adapter can open.  Time is the
+event loop's own (`loop.time()`), so a virtual loop makes every wait virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ray_diloco.outer.layout import Ranges
+
+
+class IslandLost(Exception):
+    """An island can no longer be used; its supervisor replaces it.  The text says how it was noticed."""
+
+
+class ContributionRefused(Exception):
+    """A contribution cannot be merged; the round goes on without it."""
+
+    def __init__(self, island: str, reason: str) -> None:
+        super().__init__(island, reason)
+        self.island = island
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Blocks handed to an island: ranges of virtual block indices of one source's ledger."""
+
+    number: int
+    source: str
+    blocks: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`."""
+
+    segment: int
+    start_step: int
+    steps: int
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time."""
+
+    steps: int
+    tokens: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One payload: the part of a fragment that anchor shard `shard` keeps, or a rank's part of it."""
+
+    shard: int
+    nbytes: int
+    handle: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """An encoded pseudo-gradient of one fragment.  `norm` is its L2 norm before encoding; `seconds` encoding time."""
+
+    pieces: tuple[Piece, ...]
+    norm: float
+    finite: bool
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel, headers included."""
+        return sum(p.nbytes for p in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A contribution: an emission with what a round needs to know of its sender."""
+
+    island: str
+    incarnation: int
+    fragment: int
+    base_version: int
+    steps: int
+    tokens: int
+    emission: Emission
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The anchor of one fragment at one version, encoded for the islands."""
+
+    fragment: int
+    version: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each island receives, headers included."""
+        return sum(p.nbytes for p in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A merged and stepped fragment that waits for its commit.  Norms are L2, of the anchor and of its movement."""
+
+    key: str
+    update: Update
+    anchor_norm: float
+    update_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a round ended: with an update, or void (`update` None: anchor, version and ledger unchanged)."""
+
+    fragment: int
+    round: int
+    update: Update | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything but tensors that a commit makes durable."""
+
+    round: int
+    step: int
+    versions: Mapping[int, int]
+    ledgers: Mapping[str, Any]
+    counters: Mapping[str, Any]
+    members: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoss:
+    """Sum of nats and number of predicted tokens of one held-out block."""
+
+    block: int
+    nats: float
+    tokens: int
+
+
+class Island(Protocol):
+    """A group of ranks that trains.  Any method may raise `IslandLost`."""
+
+    name: str
+    incarnation: int
+    region: str
+
+    async def train(self, work: Work) -> Report:
+        """Trains; returns after the last step."""
+
+    async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
+        """Encodes `B − θ` of a fragment."""
+
+    async def adopt(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B."""
+
+    async def found(self) -> Sequence[Piece]:
+        """The parameters as initialised, to become version 0 of a run that has no commit."""
+
+    async def evaluate(self, blocks: Sequence[int]) -> Sequence[BlockLoss]:
+        """Losses of held-out blocks under the present parameters."""
+
+    async def save(self, round_: int) -> Awaitable[Sequence[Any]]:
+        """Copies the inner state now and writes it in the background; the awaitable yields file entries."""
+
+
+class Fleet(Protocol):
+    """Starts and ends islands."""
+
+    async def launch(self, name: str, incarnation: int) -> Island:
+        """Starts an island.  Raises `IslandLost` if it fails and a `DilocoError` if trying again is pointless."""
+
+    async def retire(self, island: Island) -> None:
+        """Ends what is left of an island; never raises for an island that is gone already."""
+
+
+class Anchor(Protocol):
+    """The keepers of anchor and outer state, seen as one."""
+
+    async def found(self, pieces: Sequence[Piece]) -> None:
+        """Sets version 0 of every fragment.  Refused when there already is an anchor."""
+
+    async def prepare(self, key: str, fragment: int, contributions: Sequence[tuple[Offer, float]]) -> Prepared:
+        """Merges and steps into spare buffers; committed state stays as it is.  May raise `ContributionRefused`."""
+
+    async def commit(self, key: str) -> None:
+        """Makes a prepared round the committed state, on all keepers."""
+
+    async def abort(self, key: str) -> None:
+        """Forgets a prepared round."""
+
+    async def current(self) -> Sequence[Update]:
+        """The committed anchor of every fragment, for a joiner."""
+
+
+class Store(Protocol):
+    """Durable commits, written in the background."""
+
+    async def save(self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[Any]]]) -> None:
+        """Writes anchor, outer state and manifest; returns when the commit is durable.  Never raises for a fault of
+        the storage: that is an event, and the previous commit stays the newest.
+        """
+
+
+class Journal(Protocol):
+    """Where transitions, metrics and traces go."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """One transition of the run."""
+
+    def island_round(self, round_: int, island: str, timing: Timing) -> None:
+        """One island's part in one round."""
+
+    def committed(self, round_: int, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
+        """A round was committed."""
+
+    def evaluated(self, round_: int, losses: Sequence[BlockLoss]) -> None:
+        """The anchor was evaluated; losses stand in block order."""
+
+    async def trace(self, round_: int, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
+        """Keeps decoded contributions and anchor, if asked for (`prepared` None: the founding anchor)."""
+
+
+@dataclass
+class Timing:
+    """Seconds and amounts of one island in one round."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    norm: float = 0.0
+    train_s: float = 0.0
+    send_s: float = 0.0
+    wait_s: float = 0.0
+    adopt_s: float = 0.0
+    wall_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def trained(self, report: Report) -> None:
+        """Notes what a segment of training came to."""
+        self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds

@@ -1,0 +1,109 @@
+"""Where a run stands, and the books that say so: versions, ledgers, claims and tallies.
+
+A commit is one synchronous call of `credit`: it happens whole or not at all.  Everything here is what a manifest
+keeps; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.ledger import Ledger
+from ray_diloco.rounds.members import Tally
+from ray_diloco.rounds.ports import Lease, Offer, Snapshot
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a commit credits for one offer."""
+
+    leases: tuple[Lease, ...]
+    steps: int
+    tokens: int
+
+
+@dataclass
+class Position:
+    """The state of a run outside its tensors.
+
+    Attributes:
+      round: concluded rounds (committed or void); step: the global inner step after them.
+      versions: how often each fragment's anchor has moved.
+      founded: False until version 0 of the anchor exists.
+      claims: per round and island, what its offer will be credited with.
+    """
+
+    round: int = 0
+    step: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    tokens: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    founded: bool = False
+    claims: dict[tuple[Due, str], Claim] = field(default_factory=dict)
+
+    def tally(self, island: str) -> Tally:
+        """The tally of an island, from its first mention on."""
+        return self.tallies.setdefault(island, Tally())
+
+    def credit(self, due: Due, version: int, offers: Sequence[Offer]) -> None:
+        """Books a commit: the fragment's new version, and what was trained for it."""
+        for offer in offers:
+            claim = self.claims.pop((due, offer.island))
+            for lease in claim.leases:
+                self.ledgers[lease.source].credit(lease)
+            tally = self.tally(offer.island)
+            tally.rounds += 1
+            if claim.leases:
+                tally.steps += claim.steps
+                tally.tokens += claim.tokens
+                self.tokens += claim.tokens
+            self.bytes_up += offer.emission.nbytes
+        self.versions[due.fragment] = version
+
+    def refuse(self, due: Due, island: str) -> None:
+        """Drops an offer's claim: its blocks are issued again."""
+        self.release(self.claims.pop((due, island)).leases)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """Returns leases to their ledgers."""
+        for lease in leases:
+            self.ledgers[lease.source].release(lease)
+
+    def snapshot(self, round_: int, members: Sequence[str]) -> Snapshot:
+        """What is made durable of it now."""
+        counters = {
+            "tokens": self.tokens,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
+        }
+        ledgers = {source: ledger.to_json() for source, ledger in sorted(self.ledgers.items())}
+        return Snapshot(round_, self.step, dict(self.versions), ledgers, counters, tuple(members))
+
+    @classmethod
+    def resume(
+        cls,
+        round_: int,
+        step: int,
+        versions: Mapping[int, int],
+        ledgers: Mapping[str, Any],
+        counters: Mapping[str, Any],
+    ) -> Position:
+        """The position that a commit holds."""
+        return cls(
+            round=round_,
+            step=step,
+            versions=dict(versions),
+            ledgers={source: Ledger.from_json(state) for source, state in ledgers.items()},
+            tallies={name: Tally(**tally) for name, tally in counters["islands"].items()},
+            tokens=counters["tokens"],
+            bytes_up=counters["bytes_up"],
+            bytes_down=counters["bytes_down"],
+            founded=True,
+        )

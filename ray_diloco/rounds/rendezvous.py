@@ -1,0 +1,94 @@
+"""One round of one fragment: offers come in until the quorum closes it.
+
+`all` closes when every expected island has offered or left; `at_least` when `n` have, plus a grace window for those
+who are nearly there.  A deadline, counted from the first offer, closes either.  The rendezvous knows nothing of
+merging: it resolves `closed` with the offers that count, in sorted island order, and the loop takes it from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.ports import Offer, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """When a round closes.  `n` islands for `at_least`; times in seconds, 0 means none."""
+
+    kind: str = "all"
+    n: int = 1
+    grace_s: float = 0.0
+    deadline_s: float = 0.0
+
+
+class Rendezvous:
+    """Collects offers for one round.
+
+    Args:
+      due: the round.
+      quorum: when it closes.
+      expected: says which islands are to offer at present; asked again whenever something changes.
+    """
+
+    def __init__(self, due: Due, quorum: Quorum, expected: Callable[[], set[str]]) -> None:
+        loop = asyncio.get_running_loop()
+        self.due = due
+        self.offers: dict[str, Offer] = {}
+        self.refused: set[str] = set()
+        self.closed: asyncio.Future[list[Offer]] = loop.create_future()
+        self.outcome: asyncio.Future[Outcome] = loop.create_future()
+        self._quorum = quorum
+        self._expected = expected
+        self._timers: list[asyncio.TimerHandle] = []
+        self._grace_runs = False
+
+    @classmethod
+    def void(cls, due: Due) -> Rendezvous:
+        """A round that is over, for an island that comes long after it."""
+        past = cls(due, Quorum(), set)
+        past.closed.set_result([])
+        past.outcome.set_result(Outcome(due.fragment, due.round, None))
+        return past
+
+    @property
+    def awaited(self) -> set[str]:
+        """Islands that the round still waits for."""
+        return self._expected() - self.offers.keys() - self.refused
+
+    def offer(self, offer: Offer) -> bool:
+        """Takes an offer.  Returns False if the round closed before it came."""
+        if self.closed.done():
+            return False
+        if not self.offers and self._quorum.deadline_s > 0:
+            self._call_later(self._quorum.deadline_s)
+        self.offers[offer.island] = offer
+        self.reconsider()
+        return True
+
+    def refuse(self, island: str) -> None:
+        """Counts an island as heard but not contributing."""
+        self.refused.add(island)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Closes the round if the quorum says so; to be called whenever membership changes."""
+        if self.closed.done():
+            return
+        if not self.awaited and (self.offers or self.refused):
+            self._close()
+        elif self._quorum.kind == "at_least" and len(self.offers) >= self._quorum.n and not self._grace_runs:
+            self._grace_runs = True
+            self._call_later(self._quorum.grace_s)
+
+    def _call_later(self, seconds: float) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, self._close))
+
+    def _close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if not self.closed.done():
+            self.closed.set_result([self.offers[name] for name in sorted(self.offers)])

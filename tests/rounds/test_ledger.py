@@ -1,0 +1,56 @@
+"""The ledger: leases, credits, returns, and the balance that must always hold."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_diloco.outer.layout import Range, total
+from ray_diloco.rounds.ledger import Ledger
+
+
+def test_returned_blocks_are_issued_again_lowest_first():
+    ledger = Ledger("text")
+    a, b, c = ledger.lease(4), ledger.lease(4), ledger.lease(4)
+    ledger.release(b)
+    ledger.credit(a)
+    ledger.release(c)
+    assert ledger.lease(6).blocks == (Range(4, 10),)
+    assert ledger.lease(6).blocks == (Range(10, 16),)
+
+
+def test_a_lease_lands_once():
+    ledger = Ledger("text")
+    lease = ledger.lease(2)
+    ledger.credit(lease)
+    for land in (ledger.credit, ledger.release):
+        with pytest.raises(ValueError, match="lease 1 of text is not in flight"):
+            land(lease)
+
+
+def test_what_was_in_flight_when_a_run_stopped_is_issued_again():
+    ledger = Ledger("text")
+    a, _, c = ledger.lease(3), ledger.lease(3), ledger.lease(3)
+    ledger.credit(a)
+    ledger.credit(c)
+    again = Ledger.from_json(ledger.to_json())
+    assert again.lease(4).blocks == (Range(3, 6), Range(9, 10))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["lease", "credit", "release", "restart"]), st.integers(1, 9))))
+def test_every_block_is_credited_at_most_once_and_none_is_lost(actions):
+    ledger, flying, credited = Ledger("text"), [], []
+    for action, n in actions:
+        if action == "lease":
+            flying.append(ledger.lease(n))
+        elif action == "restart":
+            ledger, flying = Ledger.from_json(ledger.to_json()), []
+        elif flying:
+            lease = flying.pop(n % len(flying))
+            getattr(ledger, action)(lease)
+            if action == "credit":
+                credited += [v for r in lease.blocks for v in range(r.start, r.stop)]
+        assert ledger.balanced()
+    assert len(credited) == len(set(credited)) == total(ledger.credited)
+    rest = ledger.lease(ledger.issued + 1).blocks
+    in_flight = {v for lease in flying for r in lease.blocks for v in range(r.start, r.stop)}
+    assert not in_flight & {v for r in rest for v in range(r.start, r.stop)}

@@ -1,0 +1,247 @@
+"""In-process islands, keeper, store and journal for the run loop, on quadratics in float64.
+
+Island `m` minimises ½‖θ − centre_m‖² by SGD; its gradient depends on the blocks it was given, so a wrong lease changes
+the numbers.  Faults are data: `faults[(island, incarnation, phase, round)]` raises there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ray_diloco.outer.schedule import Schedule
+from ray_diloco.rounds.loop import Run
+from ray_diloco.rounds.ports import (
+    BlockLoss,
+    ContributionRefused,
+    Emission,
+    IslandLost,
+    Piece,
+    Prepared,
+    Report,
+    Update,
+)
+from ray_diloco.rounds.position import Position
+from ray_diloco.rounds.rendezvous import Quorum
+from ray_diloco.rounds.rules import IslandPlan, Rules
+from ray_diloco.simulate.clock import run_virtual
+
+DIM = 3
+LR = 0.1
+
+
+def gradient(theta, island, virtual):
+    """The gradient on one block."""
+    centre = np.full(DIM, 1.0 + int(island[1:])) + 0.01 * (virtual % 17)
+    return theta - centre
+
+
+@dataclass
+class World:
+    names: tuple[str, ...] = ("i0", "i1")
+    H: int = 4
+    rounds: int = 5
+    speed: dict[str, float] = field(default_factory=dict)
+    lr: float = 0.7
+    momentum: float = 0.9
+    quorum: Quorum = field(default_factory=Quorum)
+    min_islands: int = 1
+    checkpoint_every: int = 1
+    evaluate_every: int = 0
+    heldout: tuple[int, ...] = ()
+    faults: dict = field(default_factory=dict)
+    refuse: dict = field(default_factory=dict)
+    launch_s: float = 1.0
+    write_s: float = 0.5
+    max_losses: int = 6
+    offsets: tuple[int, ...] = (0,)
+    delay: int = 0
+    stop_at: float | None = None
+    # Filled while running.
+    anchor: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
+    buffer: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
+    events: list = field(default_factory=list)
+    manifests: list = field(default_factory=list)
+    anchors: list = field(default_factory=list)
+    evaluations: dict = field(default_factory=dict)
+    trained: list = field(default_factory=list)
+    metrics: list = field(default_factory=list)
+    spare: dict = field(default_factory=dict)
+    version: int = 0
+    founded: bool = False
+    position: Position | None = None
+
+    # Fleet.
+    async def launch(self, name, incarnation):
+        await asyncio.sleep(self.launch_s)
+        self.fault(name, incarnation, "launch", 0)
+        return SimIsland(self, name, incarnation)
+
+    async def retire(self, island):
+        island.gone = True
+
+    def fault(self, name, incarnation, phase, round_):
+        if (name, incarnation, phase, round_) in self.faults:
+            raise self.faults[name, incarnation, phase, round_]
+
+    # Anchor.
+    async def found(self, pieces):
+        assert not self.founded
+        self.founded = True
+        self.anchor = pieces[0].handle.copy()
+        self.anchors.append(self.anchor)
+
+    async def prepare(self, key, fragment, contributions):
+        await asyncio.sleep(0.01)
+        for offer, _ in contributions:
+            if self.refuse.get((offer.island, self.version + 1)):
+                raise ContributionRefused(offer.island, self.refuse[offer.island, self.version + 1])
+        delta = sum(w * offer.emission.pieces[0].handle for offer, w in contributions)
+        u = self.momentum * self.buffer + delta
+        a = self.anchor - self.lr * (delta + self.momentum * u)
+        self.spare[key] = (a, u)
+        update = Update(fragment, self.version + 1, (Piece(0, 8 * DIM, a),))
+        return Prepared(key, update, float(np.linalg.norm(a)), 0.0)
+
+    async def commit(self, key):
+        self.anchor, self.buffer = self.spare.pop(key)
+        self.version += 1
+        self.anchors.append(self.anchor)
+        await asyncio.sleep(0.02)
+
+    async def abort(self, key):
+        self.spare.pop(key, None)
+
+    async def current(self):
+        return [Update(0, self.version, (Piece(0, 8 * DIM, self.anchor),))]
+
+    # Store.
+    async def save(self, snapshot, inner):
+        anchor, buffer = self.anchor.copy(), self.buffer.copy()
+        entries = {name: await files for name, files in inner.items()}
+        await asyncio.sleep(self.write_s)
+        self.manifests.append((snapshot, anchor, buffer, entries))
+
+    # Journal.
+    def event(self, kind, **fields):
+        self.events.append((kind, fields))
+
+    def island_round(self, round_, island, timing):
+        self.metrics.append((round_, island, timing))
+
+    def committed(self, round_, prepared, seconds, offers):
+        self.event("round_committed", round=round_, islands=[o.island for o, _ in offers])
+
+    def evaluated(self, round_, losses):
+        self.evaluations[round_] = losses
+
+    async def trace(self, round_, prepared, offers):
+        pass
+
+    # Running.
+    def rules(self):
+        return Rules(
+            islands={name: IslandPlan("text", 2) for name in self.names},
+            schedule=Schedule(self.H, self.rounds, self.offsets, self.delay),
+            quorum=self.quorum,
+            weigh=lambda offers: {o.island: o.tokens / sum(p.tokens for p in offers) for o in offers},
+            min_islands=self.min_islands,
+            checkpoint_every=self.checkpoint_every,
+            evaluate_every=self.evaluate_every,
+            evaluate_blocks=self.heldout,
+            final_blocks=self.heldout,
+            evaluate_chunk=2,
+            max_losses=self.max_losses,
+        )
+
+    def run(self, position=None):
+        """Runs to the end on virtual time; returns the status."""
+        self.position = position or Position()
+
+        async def main():
+            run = Run(self.rules(), self.position, self, self, self, self)
+            if self.stop_at is not None:
+                asyncio.get_running_loop().call_later(self.stop_at, run.stop)
+            return await run.run()
+
+        return run_virtual(main())
+
+    def kinds(self, kind):
+        return [fields for k, fields in self.events if k == kind]
+
+
+class SimIsland:
+    def __init__(self, world, name, incarnation):
+        self.world, self.name, self.incarnation, self.region = world, name, incarnation, "here"
+        self.theta = np.zeros(DIM)
+        self.base = np.zeros(DIM)
+        self.gone = False
+
+    async def train(self, work):
+        step_s = self.world.speed.get(self.name, 1.0)
+        virtual = [v for r in work.lease.blocks for v in range(r.start, r.stop)]
+        for s in range(work.steps):
+            await asyncio.sleep(step_s)
+            self.world.fault(self.name, self.incarnation, "train", work.segment)
+            for v in virtual[2 * s : 2 * s + 2]:
+                self.theta = self.theta - LR * gradient(self.theta, self.name, v) / 2
+        self.world.trained.append((self.name, self.incarnation, work))
+        return Report(work.steps, 10 * len(virtual), float(np.sum(self.theta**2)), work.steps * step_s)
+
+    async def emit(self, fragment, base_version, round_):
+        self.world.fault(self.name, self.incarnation, "emit", round_)
+        delta = self.base - self.theta
+        return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()), 0.0)
+
+    async def adopt(self, updates):
+        await asyncio.sleep(0.05)
+        for update in updates:
+            self.world.fault(self.name, self.incarnation, "adopt", update.version)
+            self.theta = update.pieces[0].handle.copy()
+            self.base = self.theta.copy()
+
+    async def found(self):
+        return [Piece(0, 8 * DIM, np.zeros(DIM))]
+
+    async def evaluate(self, blocks):
+        await asyncio.sleep(0.1)
+        self.world.fault(self.name, self.incarnation, "evaluate", blocks[0])
+        return [BlockLoss(b, float(np.sum(self.theta)) + b, 10) for b in blocks]
+
+    async def save(self, round_):
+        self.world.fault(self.name, self.incarnation, "save", round_)
+
+        async def written():
+            await asyncio.sleep(0.3)
+            return [f"inner-{self.name}-{round_}"]
+
+        return written()
+
+
+def replay(world):
+    """The anchors that the committed work must give: an independent direct loop over the lease of each commit."""
+    committed = {(f["round"], name) for f in world.kinds("round_committed") for name in f["islands"]}
+    anchor, u = np.zeros(DIM), np.zeros(DIM)
+    anchors = [anchor]
+    for round_ in range(1, world.rounds + 1):
+        deltas, weights = [], []
+        for name, _, work in sorted(world.trained, key=lambda row: row[0]):
+            if work.segment == round_ and (round_, name) in committed:
+                theta = anchor.copy()
+                virtual = [v for r in work.lease.blocks for v in range(r.start, r.stop)]
+                for s in range(0, len(virtual), 2):
+                    for v in virtual[s : s + 2]:
+                        theta = theta - LR * gradient(theta, name, v) / 2
+                deltas.append(anchor - theta)
+                weights.append(len(virtual))
+        if deltas:
+            delta = sum(w / sum(weights) * d for w, d in zip(weights, deltas, strict=True))
+            u = world.momentum * u + delta
+            anchor = anchor - world.lr * (delta + world.momentum * u)
+            anchors.append(anchor)
+    return anchors
+
+
+__all__ = ["DIM", "IslandLost", "World", "replay"]
