@@ -1,0 +1,185 @@
+"""What a person sees while a run goes on: a live picture in a terminal, plain lines elsewhere, or nothing.
+
+A display is fed with views (`update`), may be told something in words (`note`), and ends with the summary (`close`).
+Plain lines are the narrated events; when nothing has happened for ten seconds, one line says what is going on and who
+waits for whom.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, TextIO
+
+from ray_diloco.observe.summary import Summary
+from ray_diloco.observe.units import MISSING, show_bytes, show_count, show_number, show_percent, show_seconds
+from ray_diloco.observe.view import IslandView, Note, RunView
+
+HEARTBEAT_S = 10.0
+
+
+class Display(Protocol):
+    """Whoever shows a run."""
+
+    def update(self, view: RunView) -> None:
+        """Show this state; called several times a second."""
+
+    def note(self, text: str) -> None:
+        """Say one line, now."""
+
+    def close(self, summary: Summary | None = None) -> None:
+        """Show how it ended and give the terminal back; safe to call twice."""
+
+
+def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
+    """The display that suits `stream` (default: standard output): live on a terminal, else plain; or a quiet one."""
+    stream = stream or sys.stdout
+    if quiet:
+        return QuietDisplay(stream)
+    if not stream.isatty():
+        return PlainDisplay(stream)
+    from ray_diloco.observe.live import LiveDisplay
+
+    return LiveDisplay.on(stream)
+
+
+class PlainDisplay:
+    """One line per event, and a heartbeat.
+
+    Args:
+      stream: where lines go; each is flushed.
+      clock: seconds that never go back, for the heartbeat.
+      wall_clock: unix seconds, for the time in front of lines that carry none.
+      heartbeat_s: seconds of silence after which a line says what is going on.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._heartbeat_s = heartbeat_s
+        self._seen = -1
+        self._spoke = clock()
+        self._closed = False
+
+    def update(self, view: RunView) -> None:
+        """Print the events that are new, or a heartbeat."""
+        for note in unseen(view.notes, self._seen):
+            self._say(note.text, note.t)
+            self._seen = note.seq
+        if self._clock() - self._spoke >= self._heartbeat_s:
+            self._say(heartbeat(view), self._wall_clock())
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        self._say(text, self._wall_clock())
+
+    def close(self, summary: Summary | None = None) -> None:
+        """Print the outcome."""
+        if summary is not None and not self._closed:
+            self._stream.write("".join(f"{line}\n" for line in outcome(summary)))
+            self._stream.flush()
+        self._closed = True
+
+    def _say(self, text: str, t: float) -> None:
+        self._stream.write(f"{time.strftime('%H:%M:%S', time.localtime(t))}  {text}\n")
+        self._stream.flush()
+        self._spoke = self._clock()
+
+
+class QuietDisplay:
+    """Nothing but errors and the final line."""
+
+    def __init__(self, stream: TextIO, errors: TextIO | None = None) -> None:
+        self._stream = stream
+        self._errors = errors or sys.stderr
+        self._seen = -1
+        self._closed = False
+
+    def update(self, view: RunView) -> None:
+        """Print new events that are errors to standard error."""
+        for note in unseen(view.notes, self._seen):
+            if note.level == "error":
+                print(note.text, file=self._errors, flush=True)
+            self._seen = note.seq
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def close(self, summary: Summary | None = None) -> None:
+        """Print the outcome in one line."""
+        if summary is not None and not self._closed:
+            print(outcome(summary)[0], file=self._stream, flush=True)
+        self._closed = True
+
+
+def unseen(notes: Iterable[Note], seen: int) -> list[Note]:
+    """The notes that came after the one with number `seen`."""
+    return [note for note in notes if note.seq > seen]
+
+
+def heartbeat(view: RunView) -> str:
+    """What goes on, in one line: where each of the first islands is, and for whom it waits."""
+    shown = view.islands[:6]
+    doing = [describe_island(island) for island in shown]
+    if len(view.islands) > len(shown):
+        doing.append(f"… {len(view.islands) - len(shown)} more islands")
+    where = f"{view.status}, {view.round}/{view.rounds} rounds"
+    eta = f" · {show_seconds(view.eta_s)} to go" if view.eta_s is not None else ""
+    return f"… {where}{eta} · " + " · ".join(doing or ["no islands yet"])
+
+
+def describe_island(island: IslandView) -> str:
+    """An island in a few words: `i0 training 31/50`, `i1 waiting for i0`."""
+    if island.waiting_for:
+        return f"{island.name} waiting for {island.waiting_for}"
+    steps = f" {island.step}/{island.steps}" if island.steps and island.state == "training" else ""
+    return f"{island.name} {island.state}{steps}"
+
+
+def outcome(summary: Summary) -> list[str]:
+    """How a run ended: first a line that is enough alone, then what else a person wants to know."""
+    loss = f", held-out loss {show_number(summary.final_eval_loss)}" if summary.final_eval_loss is not None else ""
+    first = (
+        f"{summary.run} {summary.status}: {summary.rounds} rounds, {show_count(summary.tokens_committed)} tokens{loss}"
+    )
+    if summary.reason:
+        first += f" ({summary.reason})"
+    return [first, *(f"  {name:<12} {value}" for name, value in outcome_details(summary))]
+
+
+def outcome_details(summary: Summary) -> list[tuple[str, str]]:
+    """Name and value of the figures below the first line of an outcome."""
+    entropy = summary.unigram_entropy
+    rows = [
+        (
+            "held-out",
+            f"loss {show_number(summary.final_eval_loss)} nats, perplexity {show_number(summary.final_eval_ppl)}",
+        ),
+        ("unigram", f"entropy {show_number(entropy)} nats: what knowing only token frequencies gives"),
+        ("train loss", show_number(summary.final_train_loss)),
+        ("traffic", f"{show_bytes(summary.bytes_up)} up, {show_bytes(summary.bytes_down)} down"),
+        (
+            "time",
+            f"{show_seconds(summary.wall_s)}, islands trained {show_percent(summary.utilisation)} of their rounds",
+        ),
+        ("anchor", summary.anchor_digest[:16]),
+        ("export", summary.export or MISSING),
+        ("report", summary.report or MISSING),
+    ]
+    known = {
+        "held-out": summary.final_eval_loss is not None,
+        "unigram": entropy is not None,
+        "train loss": summary.final_train_loss is not None,
+        "anchor": bool(summary.anchor_digest),
+        "export": bool(summary.export),
+        "report": bool(summary.report),
+    }
+    return [row for row in rows if known.get(row[0], True)]

@@ -1,0 +1,125 @@
+"""The tape of a run: `events.jsonl`, one line per transition, from which everything else can be derived.
+
+A line is `{"t": unix seconds, "seq": n, "event": kind, …fields}`.  `seq` starts at 0 and goes on over resumes.
+`EVENTS` is the whole vocabulary: a kind that is not in it is an error, so that a reader of the tape can rely on the
+list.  A process's first event is run_started or run_resumed (or log_repaired).
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray_diloco.observe.lines import LineFile
+from ray_diloco.observe.narration import narrate
+from ray_diloco.observe.view import Level, Note
+
+# kind → what happened (fields that tell more).
+EVENTS: dict[str, str] = {
+    "run_started": "A run without a committed round founded its anchor (run, islands, rounds, parameters).",
+    "run_resumed": "A run went on from its newest good commit (run, round, rounds, tokens).",
+    "log_repaired": "A line that a crash had torn was cut from the end of a log (file, bytes).",
+    "metrics_truncated": "Metrics of rounds behind the commit that a run resumed from were dropped (round, lines).",
+    "island_launching": "Placement and start of an island's ranks began (island, region, ranks).",
+    "island_joined": "An island adopted the newest commit and takes part (island, region, round, launch_s).",
+    "island_lost": "An island died or fell silent; its uncommitted blocks go back (island, reason, round, detect_s).",
+    "island_replaced": "A lost island's successor took its place (island, incarnation, round).",
+    "island_left": "An island left as asked, at a round boundary (island, round).",
+    "waiting": "A wait has taken long; said again every 10 s (what, waiting_for, waited_s).",
+    "round_opened": "Islands were given their plans for a round (round, islands).",
+    "blocks_leased": "Blocks were handed to an island for one plan (round, island, source, ranges).",
+    "blocks_returned": "Blocks of work that was not committed went back to the ledger (round, island, source, ranges).",
+    "offer_received": "An island offered its contribution to a round (round, island, tokens, steps, loss).",
+    "contribution_rejected": "A contribution was refused; it costs its island the round (round, island, reason).",
+    "round_closed": "No more contributions are taken for a round (round, islands, absent).",
+    "round_committed": "The anchor moved (round, rounds, version, loss, islands, tokens, bytes_up/_down, round_s).",
+    "round_aborted": "A round was given up; anchor, version and ledger are as before it (round, reason).",
+    "checkpoint_written": "A commit became durable (round, bytes, write_s).",
+    "checkpoint_failed": "A commit could not be made durable; the run goes on (round, reason).",
+    "checkpoint_skipped": "A commit was not made durable because the writer was still busy (round, reason).",
+    "inner_state_restored": "An island took up its saved inner optimiser state (island, round).",
+    "inner_state_reset": "An island's inner optimiser state began anew (island, round, reason).",
+    "evaluation": "The anchor was evaluated on held-out blocks (round, loss, ppl, blocks, evaluate_s).",
+    "export_written": "The anchor was exported as a Hugging Face folder (round, path).",
+    "stop_requested": "Somebody asked the run to stop (reason).",
+    "run_finished": "All rounds are committed (rounds, tokens, wall_s).",
+    "run_stopped": "The run ended early and can be resumed (round, rounds, reason).",
+    "run_failed": "The run ended with an error (round, reason).",
+    "warning": "Something a person should know (text).",
+}
+
+_ERRORS = frozenset({"run_failed"})
+_WARNINGS = frozenset(
+    {
+        "log_repaired",
+        "island_lost",
+        "contribution_rejected",
+        "round_aborted",
+        "checkpoint_failed",
+        "checkpoint_skipped",
+        "inner_state_reset",
+        "warning",
+    }
+)
+
+
+def level_of(kind: str) -> Level:
+    """How loud an event of this kind is."""
+    if kind in _ERRORS:
+        return "error"
+    return "warning" if kind in _WARNINGS else "info"
+
+
+class EventLog:
+    """The tape, open for appending; it also keeps the newest events in words for the live view.
+
+    A torn last line is cut and reported by an event `log_repaired`.
+
+    Args:
+      path: `events.jsonl` of the run directory.
+      clock: unix seconds.
+      remembered: how many notes are kept.
+
+    Raises:
+      CheckpointError: RD-580, RD-581 (see `lines.LineFile`).
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, remembered: int = 64) -> None:
+        self._file = LineFile(path)
+        self._clock = clock
+        self._notes: deque[Note] = deque(maxlen=remembered)
+        self._next = int(self._file.last["seq"]) + 1 if self._file.last else 0
+        if self._file.cut_bytes:
+            self.append("log_repaired", file=path.name, bytes=self._file.cut_bytes)
+
+    def append(self, kind: str, /, **fields: Any) -> dict[str, Any]:
+        """Write one event and return it as written.
+
+        Raises:
+          ValueError: unknown kind, or a field named as one of the three that every event has.
+          CheckpointError: RD-582, the disk refuses.
+        """
+        if kind not in EVENTS:
+            near = difflib.get_close_matches(kind, EVENTS, n=1)
+            raise ValueError(f"unknown event kind {kind!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
+        if taken := {"t", "seq", "event"} & fields.keys():
+            raise ValueError(f"event {kind!r}: every event already has the field {min(taken)!r}.")
+        event = {"t": self._clock(), "seq": self._next, "event": kind, **fields}
+        self._file.append(event)
+        self._next += 1
+        if text := narrate(event):
+            self._notes.append(Note(event["seq"], event["t"], text, level_of(kind)))
+        return event
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The newest events of this process in words, oldest first."""
+        return tuple(self._notes)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

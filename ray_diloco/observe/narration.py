@@ -1,0 +1,86 @@
+"""Events in words: one line of plain text per event, the same in every log and display.
+
+A sentence is a template over the event's fields; what stands in square brackets is left out when one of its fields is
+missing, so an event with fewer fields still reads well.  Units come from the names of fields (`_s`, `bytes`, `tokens`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ray_diloco.observe.units import MISSING, show_bytes, show_count, show_number, show_seconds
+
+# kind → sentence; None: too frequent to be told.
+SENTENCES: dict[str, str | None] = {
+    "run_started": "run {run} starts[: {islands} for {rounds} rounds][, {parameters} parameters]",
+    "run_resumed": "run {run} goes on from round {round}[ of {rounds}][, {tokens} tokens committed]",
+    "log_repaired": "a torn line[ of {bytes}] was cut from the end of {file}",
+    "metrics_truncated": "{lines} lines of metrics after round {round} dropped; those rounds are done again",
+    "island_launching": "island {island} starts[ in {region}][ with {ranks} ranks]",
+    "island_joined": "island {island} joined[ in {region}][ from round {round} on][, ready after {launch_s}]",
+    "island_lost": "island {island} lost[ in round {round}][: {reason}][ (noticed after {detect_s})]",
+    "island_replaced": "island {island} replaced[, incarnation {incarnation}][, back in round {round}]",
+    "island_left": "island {island} left[ after round {round}]",
+    "waiting": "waiting[ {waited_s}] for {waiting_for}[: {what}]",
+    "round_opened": None,
+    "blocks_leased": None,
+    "blocks_returned": None,
+    "offer_received": None,
+    "contribution_rejected": "contribution of island {island} to round {round} refused[: {reason}]",
+    "round_closed": "[round {round} closed without {absent}]",
+    "round_committed": (
+        "round {round}[/{rounds}] committed[ · loss {loss}][ · {islands}][ · {tokens} tokens]"
+        "[ · up {bytes_up}][ · down {bytes_down}][ · {round_s}]"
+    ),
+    "round_aborted": "round {round} given up[: {reason}]",
+    "checkpoint_written": "checkpoint of round {round} written[, {bytes}][ in {write_s}]",
+    "checkpoint_failed": "checkpoint of round {round} failed[: {reason}]; the run goes on",
+    "checkpoint_skipped": "checkpoint of round {round} skipped[: {reason}]",
+    "inner_state_restored": "island {island} took up its inner optimiser state[ of round {round}]",
+    "inner_state_reset": "inner optimiser state of island {island} begins anew[: {reason}]",
+    "evaluation": (
+        "held-out[ after round {round}]: loss {loss}[ · perplexity {ppl}][ · {blocks} blocks][ · {evaluate_s}]"
+    ),
+    "export_written": "exported[ to {path}]",
+    "stop_requested": "stop requested[: {reason}]",
+    "run_finished": "finished[: {rounds} rounds][, {tokens} tokens][ in {wall_s}]",
+    "run_stopped": "stopped[ after round {round}][ of {rounds}][: {reason}]; the same command goes on from here",
+    "run_failed": "failed[ after round {round}][: {reason}]",
+    "warning": "warning: {text}",
+}
+
+
+def narrate(event: Mapping[str, Any]) -> str | None:
+    """One line of text for `event`, or None if its kind is not told."""
+    kind = event["event"]
+    sentence = SENTENCES.get(kind, kind.replace("_", " "))
+    return _fill(sentence, event) or None if sentence else None
+
+
+def _fill(sentence: str, fields: Mapping[str, Any]) -> str:
+    def optional(match: re.Match[str]) -> str:
+        part = match.group(1)
+        known = all(fields.get(name) not in (None, [], ()) for name in re.findall(r"{(\w+)}", part))
+        return part if known else ""
+
+    template = re.sub(r"\[([^\]]*)\]", optional, sentence)
+    return re.sub(r"{(\w+)}", lambda match: _show(match.group(1), fields.get(match.group(1))), template)
+
+
+def _show(name: str, value: Any) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, list | tuple):
+        names = [str(item) for item in value]
+        return ", ".join(names if len(names) <= 8 else [*names[:6], f"… ({len(names)} in all)"])
+    if isinstance(value, bool | str):
+        return " ".join(str(value).split())
+    if name.endswith("_s"):
+        return show_seconds(value)
+    if name.startswith("bytes"):
+        return show_bytes(value)
+    if name in ("tokens", "parameters"):
+        return show_count(value)
+    return show_number(value) if isinstance(value, float) else str(value)
