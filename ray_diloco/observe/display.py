@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TextIO
 
 from ray_diloco.observe.summary import Summary
-from ray_diloco.observe.units import MISSING, show_bytes, show_count, show_number, show_percent, show_seconds
+from ray_diloco.observe.units import show_bytes, show_count, show_number, show_percent, show_seconds
 from ray_diloco.observe.view import IslandView, Note, RunView
 
 HEARTBEAT_S = 10.0
@@ -146,40 +146,29 @@ def describe_island(island: IslandView) -> str:
 
 def outcome(summary: Summary) -> list[str]:
     """How a run ended: first a line that is enough alone, then what else a person wants to know."""
-    loss = f", held-out loss {show_number(summary.final_eval_loss)}" if summary.final_eval_loss is not None else ""
-    first = (
-        f"{summary.run} {summary.status}: {summary.rounds} rounds, {show_count(summary.tokens_committed)} tokens{loss}"
-    )
-    if summary.reason:
-        first += f" ({summary.reason})"
-    return [first, *(f"  {name:<12} {value}" for name, value in outcome_details(summary))]
+    words = [f"{summary.rounds} rounds", f"{show_count(summary.tokens_committed)} tokens"]
+    if summary.final_eval_loss is not None:
+        words.append(f"held-out loss {show_number(summary.final_eval_loss)}")
+    reason = f" ({summary.reason})" if summary.reason else ""
+    rows = [f"  {name:<11} {value}" for name, value in _details(summary)]
+    return [f"{summary.run} {summary.status}: {', '.join(words)}{reason}", *rows]
 
 
-def outcome_details(summary: Summary) -> list[tuple[str, str]]:
-    """Name and value of the figures below the first line of an outcome."""
-    entropy = summary.unigram_entropy
-    rows = [
-        (
-            "held-out",
-            f"loss {show_number(summary.final_eval_loss)} nats, perplexity {show_number(summary.final_eval_ppl)}",
-        ),
-        ("unigram", f"entropy {show_number(entropy)} nats: what knowing only token frequencies gives"),
-        ("train loss", show_number(summary.final_train_loss)),
-        ("traffic", f"{show_bytes(summary.bytes_up)} up, {show_bytes(summary.bytes_down)} down"),
-        (
-            "time",
-            f"{show_seconds(summary.wall_s)}, islands trained {show_percent(summary.utilisation)} of their rounds",
-        ),
-        ("anchor", summary.anchor_digest[:16]),
-        ("export", summary.export or MISSING),
-        ("report", summary.report or MISSING),
-    ]
-    known = {
-        "held-out": summary.final_eval_loss is not None,
-        "unigram": entropy is not None,
-        "train loss": summary.final_train_loss is not None,
-        "anchor": bool(summary.anchor_digest),
-        "export": bool(summary.export),
-        "report": bool(summary.report),
-    }
-    return [row for row in rows if known.get(row[0], True)]
+def _details(summary: Summary) -> Iterator[tuple[str, str]]:
+    if summary.final_train_loss is not None:
+        yield "train loss", show_number(summary.final_train_loss)
+    if summary.final_eval_loss is not None:
+        loss, ppl = show_number(summary.final_eval_loss), show_number(summary.final_eval_ppl)
+        yield "held-out", f"loss {loss} nats per token, perplexity {ppl}"
+    if summary.unigram_entropy is not None:
+        entropy = show_number(summary.unigram_entropy)
+        yield "unigram", f"entropy {entropy} nats: the loss of knowing only token frequencies"
+    yield "traffic", f"{show_bytes(summary.bytes_up)} up, {show_bytes(summary.bytes_down)} down"
+    time_line = show_seconds(summary.wall_s)
+    if summary.utilisation is not None:
+        time_line += f", islands trained {show_percent(summary.utilisation)} of their rounds"
+    yield "time", time_line
+    if summary.export:
+        yield "export", summary.export
+    if summary.report:
+        yield "report", summary.report
