@@ -30,6 +30,7 @@ class IslandMetrics:
         taking the new anchor.
       bytes_up, bytes_down: payload bytes sent and received.
       tokens_per_s: tokens per second of `train_s`.
+      wall_s: seconds from the start of the round's first step to the adopted anchor; 0 where nobody measured it.
     """
 
     kind: ClassVar[str] = "island"
@@ -46,6 +47,7 @@ class IslandMetrics:
     bytes_up: int
     bytes_down: int
     tokens_per_s: float
+    wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

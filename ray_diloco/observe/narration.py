@@ -18,8 +18,8 @@ SENTENCES: dict[str, str | None] = {
     "run_resumed": "run {run} goes on from round {round}[ of {rounds}][, {tokens} tokens committed]",
     "log_repaired": "a torn line[ of {bytes}] was cut from the end of {file}",
     "metrics_truncated": "{lines} lines of metrics after round {round} dropped; those rounds are done again",
-    "island_launching": "island {island} starts[ in {region}][ with {ranks} ranks]",
-    "island_joined": "island {island} joined[ in {region}][ from round {round} on][, ready after {launch_s}]",
+    "island_launching": "island {island} starts[ again, incarnation {incarnation}][ in {region}][ with {ranks} ranks]",
+    "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}][, ready after {launch_s}]",
     "island_lost": "island {island} lost[ in round {round}][: {reason}][ (noticed after {detect_s})]",
     "island_replaced": "island {island} replaced[, incarnation {incarnation}][, back in round {round}]",
     "island_left": "island {island} left[ after round {round}]",
@@ -62,11 +62,15 @@ def narrate(event: Mapping[str, Any]) -> str | None:
 def _fill(sentence: str, fields: Mapping[str, Any]) -> str:
     def optional(match: re.Match[str]) -> str:
         part = match.group(1)
-        known = all(fields.get(name) not in (None, [], ()) for name in re.findall(r"{(\w+)}", part))
-        return part if known else ""
+        return part if all(_told(name, fields.get(name)) for name in re.findall(r"{(\w+)}", part)) else ""
 
     template = re.sub(r"\[([^\]]*)\]", optional, sentence)
     return re.sub(r"{(\w+)}", lambda match: _show(match.group(1), fields.get(match.group(1))), template)
+
+
+def _told(name: str, value: Any) -> bool:
+    """Whether a field says something: it is there, and the first incarnation of an island is the usual one."""
+    return value not in (None, [], ()) and not (name == "incarnation" and value == 0)
 
 
 def _show(name: str, value: Any) -> str:

@@ -30,7 +30,7 @@ class IslandSummary:
     Args:
       rounds_contributed: rounds that its contribution was merged into.
       steps, tokens: inner steps and tokens of those rounds.
-      restarts: how often it was replaced.
+      restarts: how often it was lost and begun again.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Tally:
       bytes_up, bytes_down: payload bytes of all committed rounds.
       wall_s: seconds between first and last event of each process that ran it, added up.
       train_s: seconds in inner steps, mean over islands.
-      utilisation: seconds in inner steps / seconds of rounds (train + send + wait + adopt), mean over islands.
+      utilisation: seconds in inner steps / seconds of rounds, mean over islands.
     """
 
     rounds: int
@@ -145,7 +145,7 @@ def tally(directory: Path, regions: Mapping[str, str] | None = None) -> Tally:
         final_eval_ppl=evaluations[-1]["ppl"] if evaluations else None,
         bytes_up=sum(line["bytes_up"] for line in commits),
         bytes_down=sum(line["bytes_down"] for line in commits),
-        wall_s=wall_seconds(events),
+        wall_s=(active_seconds(events) or [0.0])[-1],
         train_s=_mean([_seconds(lines, ("train_s",)) for lines in of_island.values()]) or 0.0,
         utilisation=_mean([_utilisation(lines) for lines in of_island.values()]),
         islands=islands,
@@ -205,16 +205,15 @@ def mean_loss(lines: Iterable[Mapping[str, Any]]) -> float | None:
     return math.fsum(loss * weight for loss, weight in pairs) / tokens if tokens else None
 
 
-def wall_seconds(events: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds between first and last event of each process that ran the run, added up."""
-    total = 0.0
-    begin = last = None
+def active_seconds(events: Iterable[Mapping[str, Any]]) -> list[float]:
+    """When each event happened, in seconds during which a process ran the run: the time between two does not count."""
+    seconds: list[float] = []
+    last = 0.0
     for event in events:
-        if begin is None or event["event"] in _FIRST_EVENTS:
-            total += last - begin if begin is not None and last is not None else 0.0
-            begin = event["t"]
+        pause = not seconds or event["event"] in _FIRST_EVENTS
+        seconds.append((seconds[-1] if seconds else 0.0) + (0.0 if pause else event["t"] - last))
         last = event["t"]
-    return total + (last - begin if begin is not None and last is not None else 0.0)
+    return seconds
 
 
 def _count_islands(
@@ -223,7 +222,7 @@ def _count_islands(
     restarts: defaultdict[str, int] = defaultdict(int)
     region = dict(regions)
     for event in events:
-        if event["event"] == "island_replaced":
+        if event["event"] == "island_lost":
             restarts[event["island"]] += 1
         if event.get("region") and event.get("island"):
             region[event["island"]] = event["region"]
@@ -245,7 +244,9 @@ def _seconds(lines: Iterable[Mapping[str, Any]], names: tuple[str, ...]) -> floa
 
 
 def _utilisation(lines: list[dict[str, Any]]) -> float | None:
-    whole = _seconds(lines, ("train_s", "send_s", "wait_s", "adopt_s"))
+    whole = math.fsum(
+        line.get("wall_s") or _seconds([line], ("train_s", "send_s", "wait_s", "adopt_s")) for line in lines
+    )
     return _seconds(lines, ("train_s",)) / whole if whole else None
 
 

@@ -50,7 +50,7 @@ def test_lines_have_exactly_the_keys_that_scripts_rely_on(tmp_path: Path) -> Non
     common = {"kind", "round", "t"}
     assert first.keys() - common == {
         *("island", "steps", "tokens", "loss", "pseudo_gradient_norm", "train_s", "send_s", "wait_s", "adopt_s"),
-        *("bytes_up", "bytes_down", "tokens_per_s"),
+        *("bytes_up", "bytes_down", "tokens_per_s", "wall_s"),
     }
     assert second.keys() - common == {
         *("version", "anchor_norm", "update_norm", "contributions", "commit_s", "tokens_committed"),

@@ -10,11 +10,11 @@ from ray_diloco.observe.metrics import CommitMetrics, EvalMetrics, IslandMetrics
 from ray_diloco.observe.summary import (
     IslandSummary,
     Summary,
+    active_seconds,
     mean_loss,
     read_summary,
     summarise,
     tally,
-    wall_seconds,
     write_summary,
 )
 
@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> Path:
     events.append("island_joined", island="i1", region="us")
     events.append("stop_requested")
     events.append("run_resumed", run="demo", round=1)
-    events.append("island_replaced", island="i1")
+    events.append("island_lost", island="i1")
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for line in (
         EvalMetrics(0, 5.5, 244.7, 8, 2048),
@@ -62,6 +62,12 @@ def test_the_logs_determine_the_figures(directory: Path) -> None:
     assert counted.utilisation == pytest.approx((18.0 / 20.0 + 12.0 / 20.0) / 2)
 
 
+def test_the_measured_length_of_a_round_counts_where_there_is_one(tmp_path: Path) -> None:
+    line = dataclasses.replace(island("i0", 1, 50, 500, 4.0, train_s=9.0, wait_s=0.0), wall_s=12.0)
+    MetricsLog(tmp_path / "metrics.jsonl").append(line)
+    assert tally(tmp_path).utilisation == 0.75
+
+
 def test_islands_are_listed_with_region_work_and_restarts(directory: Path) -> None:
     assert tally(directory, {"i0": "eu"}).islands == (
         IslandSummary("i0", "eu", 2, 100, 1100, 0),
@@ -76,8 +82,8 @@ def test_wall_time_leaves_out_the_time_between_two_processes(directory: Path) ->
 def test_wall_time_leaves_out_an_outage_that_a_torn_line_tells_of() -> None:
     events = [{"event": "run_started", "t": 0.0}, {"event": "warning", "t": 5.0}]
     events += [{"event": "log_repaired", "t": 900.0}, {"event": "run_resumed", "t": 901.0}]
-    assert wall_seconds([*events, {"event": "run_finished", "t": 911.0}]) == 15.0
-    assert wall_seconds([]) == 0.0
+    assert active_seconds([*events, {"event": "run_finished", "t": 911.0}]) == [0.0, 5.0, 5.0, 5.0, 15.0]
+    assert active_seconds([]) == []
 
 
 def test_a_run_that_did_nothing_has_a_summary_too(tmp_path: Path) -> None:
