@@ -1,0 +1,53 @@
+"""The inner learning rate as a pure function of the run's global step.
+
+No scheduler object: an island that restarts, or joins late, is at once where the run is.  Warm-up is linear and begins
+above zero, since a step at rate 0 would train on blocks and learn nothing from them.  Sources: warm-up, stable,
+1 − √ decay (2405.18392 §3); cosine (1608.03983).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ray_diloco.config.schema import InnerScheduleConfig
+from ray_diloco.errors import InnerError
+
+KINDS = ("wsd", "cosine", "constant")
+
+
+def learning_rate_factor(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
+    """What `inner.lr` is multiplied by in global step `step`, counted from 0.
+
+    Args:
+      schedule: kind, length of warm-up and decay in steps, and the factor at the end.
+      step: global inner step of the run.
+      total_steps: length of the schedule in steps; from there on the factor stays `final_ratio` (wsd with decay,
+        cosine) or 1.
+
+    Raises:
+      InnerError: RD-724, unknown kind.
+    """
+    warm_up = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps > 0 else 1.0
+    return min(warm_up, _after_warm_up(schedule, step, total_steps))
+
+
+def _after_warm_up(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
+    last = schedule.final_ratio
+    if schedule.kind == "constant":
+        return 1.0
+    if schedule.kind == "wsd":
+        progress = _progress(step, total_steps - schedule.decay_steps, schedule.decay_steps)
+        return last + (1.0 - last) * (1.0 - math.sqrt(progress))
+    if schedule.kind == "cosine":
+        progress = _progress(step, schedule.warmup_steps, total_steps - schedule.warmup_steps)
+        return last + (1.0 - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    raise InnerError(
+        724,
+        f"inner.schedule.kind={schedule.kind!r} is not a schedule",
+        f"Use one of {', '.join(KINDS)}.",
+    )
+
+
+def _progress(step: int, start: int, length: int) -> float:
+    """Part of a phase that has passed before `step`, 0 to 1; a phase of no length never begins."""
+    return min(1.0, max(0.0, (step - start) / length)) if length > 0 else 0.0
