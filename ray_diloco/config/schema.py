@@ -6,7 +6,7 @@ These are the schema for OmegaConf (`compose.py`) and travel to the actors as th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -159,8 +159,11 @@ class AlgorithmConfig:
 class IslandOverrideConfig:
     """Settings of one island that differ from the others'; unset ones are inherited."""
 
+    # Name of a data group file, or a source of data.source.
     data: str | None = None
     data_path: str | None = None
+    # Other keys of data.* that differ; compose fills in what the group file of `data` sets.  See `island_data`.
+    data_settings: dict[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     micro_batch: int | None = None
 
@@ -301,3 +304,17 @@ def island_names(config: Config) -> list[str]:
     """Names of the islands of a run, sorted: the order of every sum."""
     names = list(config.islands.names) or [f"i{k}" for k in range(config.islands.count)]
     return sorted(names)
+
+
+def island_data(config: Config, name: str) -> DataConfig:
+    """The data section of one island: the run's, with what that island overrides."""
+    override = config.islands.overrides.get(name)
+    if override is None:
+        return config.data
+    changes: dict[str, Any] = {}
+    if override.data is not None:
+        changes = {"name": override.data, "source": override.data, "path": None}
+    changes |= override.data_settings
+    if override.data_path is not None:
+        changes["path"] = override.data_path
+    return replace(config.data, **changes)

@@ -1,0 +1,341 @@
+"""Refuses configurations that cannot run, before Ray starts; warns of those that run and disappoint.
+
+Three tables say what single keys may be: allowed values, bounds of numbers, forms of names.  Combinations are small
+functions below them.  Data files, models and clusters are looked at by those who open them, not here.
+Sources of the numbers: algorithms.md §1 (gain of Nesterov), ray-and-deepspeed.md Part 2 §1 (bf16 at ZeRO stage 0).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_diloco.config.keys import fields_of, nearest
+from ray_diloco.config.schema import Config, DataConfig, IslandsConfig, island_data, island_names
+from ray_diloco.errors import ConfigError
+
+FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
+
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.attention": ("sdpa", "eager", "flash_attention_2"),
+    "data.source": ("stdlib", *FILE_SOURCES, "hf"),
+    "inner.zero_stage": (0, 1, 2, 3),
+    "inner.precision": ("fp32", "bf16"),
+    "inner.optimizer.name": ("adamw", "sgd"),
+    "inner.schedule.kind": ("wsd", "cosine", "constant"),
+    "outer.kind": ("nesterov", "sgd"),
+    "codec.up.kind": ("fp32", "bf16"),
+    "codec.down.kind": ("fp32", "bf16"),
+    "quorum.kind": ("all", "at_least"),
+    "quorum.weights": ("tokens", "steps", "uniform"),
+    "run.resume": ("auto",),
+    "observe.wandb": ("off", "offline", "online"),
+    "export.dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a number must lie; every number must be finite as well."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies inside."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        parts = (
+            ("at least", self.at_least),
+            ("more than", self.above),
+            ("at most", self.at_most),
+            ("less than", self.below),
+        )
+        return "finite, " + " and ".join(f"{words} {limit:g}" for words, limit in parts if limit is not None)
+
+
+_COUNT, _COUNT_OR_NONE = Bound(at_least=1), Bound(at_least=0)
+_POSITIVE, _NOT_NEGATIVE = Bound(above=0.0), Bound(at_least=0.0)
+_BELOW_ONE = Bound(at_least=0.0, below=1.0)
+
+BOUNDS: dict[str, Bound] = {
+    "run.seed": Bound(at_least=0, below=2**63),
+    "run.rounds": _COUNT,
+    "data.max_documents": _COUNT_OR_NONE,
+    "data.sequence_length": Bound(at_least=2),
+    "data.heldout_blocks": _COUNT,
+    "tokenizer.vocab_size": _COUNT,
+    "islands.count": _COUNT,
+    "islands.ranks": _COUNT,
+    "islands.min": _COUNT_OR_NONE,
+    "islands.max": _COUNT_OR_NONE,
+    "islands.cpus_per_rank": _NOT_NEGATIVE,
+    "islands.gpus_per_rank": _NOT_NEGATIVE,
+    "islands.threads": _COUNT_OR_NONE,
+    "inner.H": _COUNT,
+    "inner.lr": _POSITIVE,
+    "inner.micro_batch": _COUNT,
+    "inner.gradient_accumulation": _COUNT,
+    "inner.clip": _NOT_NEGATIVE,
+    "inner.optimizer.beta1": _BELOW_ONE,
+    "inner.optimizer.beta2": _BELOW_ONE,
+    "inner.optimizer.eps": _POSITIVE,
+    "inner.optimizer.weight_decay": _NOT_NEGATIVE,
+    "inner.optimizer.momentum": _BELOW_ONE,
+    "inner.schedule.warmup_steps": _COUNT_OR_NONE,
+    "inner.schedule.decay_steps": _COUNT_OR_NONE,
+    "inner.schedule.total_steps": _COUNT_OR_NONE,
+    "inner.schedule.final_ratio": Bound(at_least=0.0, at_most=1.0),
+    "outer.lr": _POSITIVE,
+    "outer.momentum": _BELOW_ONE,
+    "quorum.n": _COUNT,
+    "quorum.grace_s": _NOT_NEGATIVE,
+    "quorum.deadline_s": _NOT_NEGATIVE,
+    "anchor.shards": _COUNT_OR_NONE,
+    "checkpoint.every": _COUNT,
+    "checkpoint.keep_last": _COUNT,
+    "checkpoint.keep_every": _COUNT_OR_NONE,
+    "evaluate.every": _COUNT_OR_NONE,
+    "evaluate.blocks": _COUNT_OR_NONE,
+    "export.sample_tokens": _COUNT_OR_NONE,
+    "ray.num_cpus": _COUNT_OR_NONE,
+    "deadlines.placement_s": _POSITIVE,
+    "deadlines.launch_s": _POSITIVE,
+    "deadlines.train_s": _NOT_NEGATIVE,
+    "deadlines.exchange_s": _POSITIVE,
+    "deadlines.silence_s": _POSITIVE,
+    "deadlines.losses": _COUNT,
+}
+
+# Names become parts of file names, actor names and labels.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+
+# Nesterov under a constant pseudo-gradient ends at a step of lr / (1 − momentum); above this, and with fewer rounds
+# than this from scratch, runs were measured to end worse than with momentum 0.5 (numbers.md, convergence).
+_STEADY_GAIN, _ROUNDS_TO_SETTLE = 4.0, 30
+
+
+def check(config: Config) -> list[str]:
+    """Checks a configuration.
+
+    Returns:
+      Warnings, one sentence each.
+
+    Raises:
+      ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
+        114–121 combinations; see docs/errors.md.
+    """
+    for key, allowed in ALLOWED.items():
+        _check_allowed(key, _value(config, key), allowed)
+    for key, bound in BOUNDS.items():
+        _check_bound(key, _value(config, key), bound)
+    _check_names(config)
+    _check_islands(config)
+    _check_model(config)
+    for name in island_names(config):
+        _check_data(island_data(config, name), name if name in config.islands.overrides else None)
+    _check_inner(config)
+    _check_quorum(config)
+    _check_storage(config.run.storage)
+    return list(_warnings(config))
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _check_allowed(key: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value in allowed:
+        return
+    close = nearest(str(value), [str(choice) for choice in allowed])
+    choices = ", ".join(map(str, allowed))
+    raise ConfigError(
+        110, f"{key}={value} is not allowed", f"{f'did you mean {close}? ' if close else ''}allowed: {choices}"
+    )
+
+
+def _check_bound(key: str, value: float, bound: Bound) -> None:
+    if not bound.holds(value):
+        raise ConfigError(111, f"{key}={value} is out of bounds", f"give a value that is {bound}")
+
+
+def _check_names(config: Config) -> None:
+    named = {"run.name": [config.run.name], "islands.names": config.islands.names}
+    for key, names in named.items():
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    113,
+                    f"{key}: {name!r} cannot be part of file and actor names",
+                    "use 1 to 64 of A–Z a–z 0–9 . _ -, beginning with a letter or digit",
+                )
+    taken = fields_of(IslandsConfig)
+    for name in config.islands.names:
+        if name in taken:
+            raise ConfigError(
+                113, f"islands.names: {name!r} is also the key islands.{name}", "give that island another name"
+            )
+    for key, value in {"model": config.model.builder, "data": config.data.builder}.items():
+        _check_import_path(f"{key}.builder", value)
+    _check_import_path("tokenizer.builder", config.tokenizer.builder)
+
+
+def _check_import_path(key: str, value: str | None) -> None:
+    if value is not None and not _IMPORT_PATH.fullmatch(value):
+        raise ConfigError(113, f"{key}={value!r} is not the import path of a function", "write package.module:function")
+
+
+def _check_islands(config: Config) -> None:
+    islands = config.islands
+    twice = sorted({name for name in islands.names if islands.names.count(name) > 1})
+    if twice:
+        raise ConfigError(114, f"islands.names has {', '.join(twice)} more than once", "give every island its own name")
+    if islands.names and len(islands.names) != islands.count:
+        raise ConfigError(
+            114,
+            f"islands.count={islands.count}, but islands.names has {len(islands.names)}: {', '.join(islands.names)}",
+            "make them equal, or leave one of them out",
+        )
+    if islands.min > islands.count:
+        raise ConfigError(
+            116, f"islands.min={islands.min} is more than islands.count={islands.count}", "lower islands.min"
+        )
+    if 0 < islands.max < islands.count:
+        raise ConfigError(
+            116,
+            f"islands.max={islands.max} is less than islands.count={islands.count}",
+            "raise islands.max, or set it to 0",
+        )
+    for name, override in islands.overrides.items():
+        for key, value in {"ranks": override.ranks, "micro_batch": override.micro_batch}.items():
+            if value is not None:
+                _check_bound(f"islands.{name}.{key}", value, _COUNT)
+        for key in ("sequence_length", "cache"):
+            if key in override.data_settings:
+                raise ConfigError(
+                    117, f"islands.{name}.data.{key} is set for one island", f"set data.{key} for all of them"
+                )
+
+
+def _check_model(config: Config) -> None:
+    model, data = config.model, config.data
+    if model.pretrained is not None and model.builder is not None:
+        raise ConfigError(
+            118,
+            f"model.pretrained={model.pretrained} and model.builder={model.builder} are both set",
+            "set one of them; the other is null",
+        )
+    longest = model.config.get("max_position_embeddings")
+    from_config = model.pretrained is None and model.builder is None
+    if from_config and isinstance(longest, int) and data.sequence_length > longest:
+        raise ConfigError(
+            118,
+            f"data.sequence_length={data.sequence_length} is longer than the {longest} positions of the model",
+            "lower data.sequence_length or raise model.config.max_position_embeddings",
+        )
+    name = config.tokenizer.name
+    if not name or (name[0] in "./~" and not Path(name).expanduser().exists()):
+        raise ConfigError(
+            112,
+            f"tokenizer.name={name!r}: there is no such folder",
+            "give bytes, bpe, a tokenizer's folder or a hub name",
+        )
+
+
+def _check_data(data: DataConfig, island: str | None) -> None:
+    at = f"islands.{island}.data" if island else "data"
+    _check_allowed(f"{at}.source", data.source, ALLOWED["data.source"])
+    for key in ("max_documents", "heldout_blocks"):
+        _check_bound(f"{at}.{key}", getattr(data, key), BOUNDS[f"data.{key}"])
+    _check_import_path(f"{at}.builder", data.builder)
+    if data.builder is not None:
+        return
+    reads = {"path": FILE_SOURCES, "dataset": ("hf",)}
+    example = {"path": "a file, or a glob in quotes", "dataset": "the name of a dataset or its folder"}
+    for key, sources in reads.items():
+        value = getattr(data, key)
+        if data.source in sources and not value:
+            raise ConfigError(112, f"{at}.source={data.source} needs {at}.{key}", f"give {at}.{key}={example[key]}")
+        if data.source not in sources and value:
+            raise ConfigError(
+                119,
+                f"{at}.{key}={value} is set, but {at}.source={data.source} does not read it",
+                f"choose a source that does ({at}={f' or {at}='.join(sources)}), or leave {at}.{key} out",
+            )
+
+
+def _check_inner(config: Config) -> None:
+    inner, schedule = config.inner, config.inner.schedule
+    if inner.precision == "bf16" and inner.zero_stage == 0:
+        raise ConfigError(
+            115,
+            "inner.precision=bf16 with inner.zero_stage=0: DeepSpeed takes a step with zero gradients at the start",
+            "set inner.zero_stage=1; it also works with one rank",
+        )
+    shaped = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
+    if 0 < schedule.total_steps < shaped:
+        raise ConfigError(
+            120,
+            f"inner.schedule: warm-up and decay take {shaped} steps of total_steps={schedule.total_steps}",
+            "shorten warmup_steps or decay_steps, or set total_steps=0 for run.rounds × inner.H",
+        )
+
+
+def _check_quorum(config: Config) -> None:
+    quorum, count = config.quorum, max(config.islands.count, config.islands.max)
+    if quorum.kind == "at_least" and quorum.n > count:
+        raise ConfigError(
+            116, f"quorum.n={quorum.n} can never be reached by {count} islands", f"give quorum.n from 1 to {count}"
+        )
+
+
+def _check_storage(storage: str | None) -> None:
+    if storage is None or "://" not in storage:
+        return
+    from fsspec import available_protocols
+
+    scheme = re.split(r"::|://", storage)[0]
+    known = available_protocols()
+    if scheme not in known:
+        close = nearest(scheme, known)
+        raise ConfigError(
+            121,
+            f"run.storage={storage}: fsspec knows no scheme {scheme!r}",
+            f"{f'did you mean {close}://? ' if close else ''}use a path, file://, s3://, gs://, …",
+        )
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    outer, inner, rounds = config.outer, config.inner, config.run.rounds
+    gain = outer.lr / (1.0 - outer.momentum)
+    from_scratch = config.model.pretrained is None
+    if outer.kind == "nesterov" and gain > _STEADY_GAIN and rounds < _ROUNDS_TO_SETTLE and from_scratch:
+        yield (
+            f"outer.lr={outer.lr:g} with outer.momentum={outer.momentum:g} multiplies steady updates by {gain:.3g}; "
+            f"with only {rounds} rounds from scratch that overshoots. Short runs do better with outer.momentum=0.5."
+        )
+    total = inner.schedule.total_steps or rounds * inner.H
+    if inner.schedule.warmup_steps >= total:
+        yield (
+            f"inner.schedule.warmup_steps={inner.schedule.warmup_steps} is not over before the last of {total} inner "
+            f"steps: the learning rate never reaches inner.lr={inner.lr:g}."
+        )
+    if config.islands.count == 1 and config.islands.max <= 1:
+        yield "islands.count=1: one island exchanges with nobody; the outer optimiser acts on its own movement alone."
