@@ -1,0 +1,1 @@
+"""Configuration: schema, composition from files and arguments, checks, and the commented print."""

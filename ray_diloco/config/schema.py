@@ -67,6 +67,8 @@ class TokenizerConfig:
 
 @dataclass
 class InnerOptimizerConfig:
+    """Optimiser of the inner steps."""
+
     name: str = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
@@ -121,6 +123,8 @@ class OuterConfig:
 
 @dataclass
 class CodecConfig:
+    """Form of a payload on its way."""
+
     # fp32 | bf16
     kind: str = "fp32"
 
@@ -189,12 +193,16 @@ class IslandsConfig:
 
 @dataclass
 class AnchorConfig:
+    """The actors that hold the anchor and outer state."""
+
     # Actors that hold the anchor and outer state; 0: one per island from 4 million parameters on, else one.
     shards: int = 0
 
 
 @dataclass
 class RunConfig:
+    """Name, place and length of the run."""
+
     name: str = "run"
     root: str = "runs"
     seed: int = 0
@@ -210,6 +218,8 @@ class RunConfig:
 
 @dataclass
 class CheckpointConfig:
+    """Commits that survive."""
+
     # Rounds between durable commits; the last round is always durable.
     every: int = 1
     keep_last: int = 2
@@ -221,6 +231,8 @@ class CheckpointConfig:
 
 @dataclass
 class EvaluateConfig:
+    """Measuring the anchor on held-out blocks."""
+
     # Rounds between evaluations of the anchor on held-out blocks (0: only at the end).
     every: int = 1
     # Held-out blocks used in those (0: all); the final evaluation uses all.
@@ -229,6 +241,8 @@ class EvaluateConfig:
 
 @dataclass
 class ObserveConfig:
+    """What is shown and mirrored."""
+
     # off | offline | online
     wandb: str = "off"
     wandb_project: str = "ray_diloco"
@@ -237,12 +251,16 @@ class ObserveConfig:
 
 @dataclass
 class TraceConfig:
+    """What is kept of the exchange, for study."""
+
     # Keep every decoded contribution and every committed anchor as safetensors under trace/.
     contributions: bool = False
 
 
 @dataclass
 class ExportConfig:
+    """What is written at the end."""
+
     enabled: bool = True
     # float32 | bfloat16
     dtype: str = "float32"
@@ -253,6 +271,8 @@ class ExportConfig:
 
 @dataclass
 class RayConfig:
+    """The Ray cluster."""
+
     # Cluster to join; default: a Ray of its own for this command.
     address: str | None = None
     # CPUs of the local Ray; 0: what islands need, at least the machine's.

@@ -103,12 +103,14 @@ def read_scalar(text: str) -> Any:
 
 def write_scalar(value: Any) -> str:
     """One line of YAML for a value, lists and mappings in flow style."""
-    text: str = yaml.dump(value, Dumper=_Writer, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False)
+    text: str = yaml.dump(
+        value, Dumper=_Writer, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def escape_references(value: Any) -> Any:
-    """The same value, or list or mapping of values, with `${` written so that OmegaConf takes it for plain characters."""
+    """The same value, list or mapping, with `${` written so that OmegaConf takes it for plain characters."""
     if isinstance(value, str):
         return _REFERENCE.sub(lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, list):

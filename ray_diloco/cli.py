@@ -1,0 +1,182 @@
+"""The command `ray-diloco`: reads arguments, calls `api.py`, prints results and errors, and leaves with a code.
+
+Exit codes: 0 finished, 2 bad input, 3 infeasible, 4 failed, 130 interrupted.  Everything heavy is imported inside the
+handlers, so that `--help`, `--print-config` and a mistyped key are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ray_diloco.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, ConfigError, DilocoError
+
+_EXIT_BY_STATUS = {"finished": EXIT_FINISHED, "stopped": EXIT_INTERRUPTED, "failed": EXIT_FAILED}
+
+_TRAIN_HELP = """\
+Trains a language model on islands that exchange pseudo-gradients once in a while.
+
+KEY=VALUE sets any key of the configuration (values are YAML), or chooses a group:
+  model=tiny data=stdlib tokenizer=bytes algorithm=diloco experiment=demo
+  inner.H=50 outer.lr=0.7 islands.count=4 islands.names=[us,eu] islands.us.ranks=2
+Later ones win: defaults, group files, --config or experiment=, chosen groups, single keys.
+Every key is explained in conf/config.yaml and docs/configuration.md.
+The same command again continues the run; a larger run.rounds makes it longer."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are numbered like every other mistake, and that knows no abbreviations."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(130, message, f"see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole surface of the command; a test freezes it."""
+    parser = _Parser(prog="ray-diloco", description="DiLoCo and its family on Ray and DeepSpeed.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    train = commands.add_parser(
+        "train",
+        help="train, or continue a run",
+        description=_TRAIN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="keys and groups, see above")
+    train.add_argument("--config", metavar="FILE", help="experiment file, or the config.yaml of a run")
+    train.add_argument("--conf-dir", metavar="DIR", help="folder with group files of your own, searched first")
+    train.add_argument(
+        "--print-config", action="store_true", help="print every resolved value with its origin, and train nothing"
+    )
+    train.add_argument("--quiet", action="store_true", help="print errors and nothing else")
+    train.set_defaults(handler=_train)
+
+    generate = commands.add_parser("generate", help="continue a text with a trained model")
+    _add_run(generate)
+    generate.add_argument("prompt", help="text to continue")
+    generate.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens to add (default %(default)s)")
+    generate.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0: most likely token (default %(default)s)"
+    )
+    generate.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draw (default %(default)s)")
+    generate.set_defaults(handler=_generate)
+
+    evaluate = commands.add_parser("evaluate", help="held-out loss and perplexity of a run's anchor, as JSON")
+    _add_run(evaluate)
+    evaluate.set_defaults(handler=_evaluate)
+
+    commands.add_parser("version", help="versions of this package and what it stands on").set_defaults(handler=_version)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
+    parser.add_argument("--root", default="runs", metavar="DIR", help="folder of all runs (default %(default)s)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: arguments without the program's name; default: those of the process.
+
+    Returns:
+      The exit code.
+    """
+    try:
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        handler: Callable[[argparse.Namespace], int] = arguments.handler
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
+    except DilocoError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left (`… | head`); nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FINISHED
+    except Exception as error:  # the last door: whatever comes here is a defect of ours, and is shown whole
+        traceback.print_exc()
+        print(f"unexpected {type(error).__name__}; please report it with the lines above", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """Parses; settings may stand before, between and behind the options, which argparse alone does not allow."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [text for text in rest if text.startswith("-") or arguments.command != "train"]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if arguments.command == "train":
+        arguments.settings = [*arguments.settings, *rest]
+    return arguments
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ray_diloco.config.check import check
+    from ray_diloco.config.compose import compose
+    from ray_diloco.config.show import config_yaml
+
+    composed = compose(arguments.settings, arguments.config, conf_dir=arguments.conf_dir)
+    quiet = arguments.quiet or composed.config.observe.quiet
+    for warning in check(composed.config):
+        if not quiet:
+            print(f"warning: {warning}", file=sys.stderr)
+    if arguments.print_config:
+        sys.stdout.write(config_yaml(composed))
+        return EXIT_FINISHED
+
+    from ray_diloco import api
+
+    summary = api.run(composed, quiet=quiet)
+    return _EXIT_BY_STATUS[summary["status"]]
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from ray_diloco import api
+
+    text = api.generate(
+        arguments.run,
+        arguments.prompt,
+        root=arguments.root,
+        tokens=arguments.tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+    )
+    print(text)
+    return EXIT_FINISHED
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from ray_diloco import api
+
+    print(json.dumps(api.evaluate(arguments.run, root=arguments.root), indent=2))
+    return EXIT_FINISHED
+
+
+def _version(_: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("ray_diloco", "ray", "deepspeed", "torch", "transformers"):
+        try:
+            print(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            print(f"{package} is not installed")
+    return EXIT_FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
