@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,7 +157,7 @@ def split_evenly(ranges: Ranges, parts: int) -> list[Ranges]:
         packed_to_flat.append((at, r))
         at += r.numel
     result = []
-    for lo, hi in zip(cuts, cuts[1:], strict=False):
+    for lo, hi in pairwise(cuts):
         piece = [
             Range(max(r.start, r.start + lo - at), min(r.stop, r.start + hi - at))
             for at, r in packed_to_flat
