@@ -1,0 +1,357 @@
+"""A message of tensors: raw bytes behind a small typed header that says what they are.
+
+    prefix, 64 bytes   magic, format version, sizes, digest of everything before the body
+    header             JSON padded with spaces: codec, ranges, purpose, versions, island, incarnation
+    digests            16 bytes (xxh3-128) for each chunk of the body, padded with zeros
+    body               the elements of the ranges, packed in that order, in the codec's bytes
+
+Each part begins at a multiple of 64 bytes.  The digest in the prefix covers the digests of the chunks, so it stands for
+the whole message, while a receiver checks each chunk of the body in its own pass, when it first touches it: in the
+cache that costs next to nothing, and a rank that needs a part of a message reads only that part.  Digests detect
+damage, not forgery.  No pickle: nothing in a message is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+from ray_diloco.errors import SyncError
+from ray_diloco.outer.chunks import CHUNK, Piece
+from ray_diloco.outer.codec import Codec, Param, codec_of
+from ray_diloco.outer.layout import Range, Ranges, total
+
+Bytes = NDArray[np.uint8]
+
+FORMAT_VERSION = 1
+PURPOSES = ("contribution", "anchor", "parameters")
+
+_MAGIC = b"RDILOCO\0"
+_ALIGN = 64
+_DIGEST = 16
+# Magic, format version, bytes of the header, bytes of the body, digest, zeros up to 64 bytes.
+_PREFIX = struct.Struct("<8sIIQ16s24x")
+_DIGEST_AT = 24
+_RESEND = "send the payload again; if it happens again, look for broken memory or a changed object store"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a payload is about.
+
+    Attributes:
+      purpose: contribution (`B − θ`), anchor (`A`, an update or for a joiner), parameters (`θ`, to found a run).
+      versions: version of each fragment that the elements were measured from, or that they are.
+      island: name of the sender; empty for an anchor.
+      incarnation: how often that island was started anew.
+    """
+
+    purpose: str
+    versions: Mapping[int, int] = field(default_factory=dict)
+    island: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything a payload says about its body.
+
+    Attributes:
+      codec: name of the codec of the body.
+      params: parameters of that codec.
+      ranges: canonical elements in the body, packed in this order; sorted, disjoint, not empty.
+      meta: see `Meta`.
+    """
+
+    codec: str
+    params: Mapping[str, Param]
+    ranges: Ranges
+    meta: Meta
+
+
+class Payload:
+    """A received payload, opened: header read and checked, body untouched until read.
+
+    Attributes:
+      header: see `Header`.
+      codec: the codec of the body.
+      numel: number of elements.
+      nbytes: bytes of the whole message.
+      digest: hexadecimal xxh3-128 that stands for the whole message.
+    """
+
+    def __init__(self, header: Header, codec: Codec, digests: bytes, body: Bytes, digest: str, nbytes: int) -> None:
+        self.header = header
+        self.codec = codec
+        self.numel = total(header.ranges)
+        self.nbytes = nbytes
+        self.digest = digest
+        self._digests = digests
+        self._bytes = body
+        # DLPack is the way by which torch takes memory that numpy calls read-only (the object store's) without a
+        # warning.  Nothing here writes it.
+        self._body = from_dlpack(body)
+        self._elements = self._body.view(torch.float32) if codec.plain else None
+        self._checked = bytearray(_chunks(self.numel))
+
+    def read(self, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
+        """Checks and decodes the elements from position `start` to `stop` (exclusive) of the packed ranges.
+
+        Args:
+          start: first position.
+          stop: position behind the last one; at most `chunks.CHUNK` further.
+          scratch: fp32 [≥ stop − start], used if the elements have to be decoded.
+
+        Returns:
+          fp32 [stop − start]: `scratch`'s head or a view of the message, which must not be written.
+
+        Raises:
+          SyncError: RD-405, a chunk of the body does not have the digest that the header gives for it.
+        """
+        self._check(start, stop)
+        if self._elements is not None:
+            return self._elements[start:stop]
+        unit = self.codec.granularity
+        first, last = start // unit * unit, min(-(-stop // unit) * unit, self.numel)
+        whole = first == start and last == stop
+        target = scratch[: stop - start] if whole else torch.empty(last - first)
+        self.codec.decode(self._body[self.codec.nbytes(first) : self.codec.nbytes(last)], target)
+        return target if whole else target[start - first : stop - first]
+
+    def verify(self) -> None:
+        """Checks the whole body.  Raises as `read` does."""
+        self._check(0, self.numel)
+
+    def _check(self, start: int, stop: int) -> None:
+        for k in range(start // CHUNK, _chunks(stop)):
+            if not self._checked[k]:
+                if _digest(self._bytes[_chunk_bytes(self.codec, self.numel, k)]) != self._digest_of(k):
+                    raise SyncError(405, f"{self._name()}: chunk {k} of the body is damaged", _RESEND)
+                self._checked[k] = 1
+
+    def _digest_of(self, k: int) -> bytes:
+        return self._digests[k * _DIGEST : (k + 1) * _DIGEST]
+
+    def _name(self) -> str:
+        meta = self.header.meta
+        return f"{meta.purpose} payload" + (f" of island {meta.island}" if meta.island else "")
+
+
+class Writer:
+    """Memory for one payload of given ranges, written again and again.
+
+    A pass calls `put` for each chunk, in any order, then `seal`.  The returned array is a view of this memory: it is
+    valid until the next pass begins.
+
+    Args:
+      codec: codec of the body.
+      ranges: canonical elements of the body.
+      meta: an example of what `seal` will get, to reserve room for.
+
+    Attributes:
+      elements: fp32 [numel] view of the body if the codec is plain, else None.
+      digest: hexadecimal digest of the message that was sealed last.
+    """
+
+    def __init__(self, codec: Codec, ranges: Ranges, meta: Meta) -> None:
+        self.codec = codec
+        self.ranges = ranges
+        self.numel = total(ranges)
+        text = _header_text(Header(codec.name, codec.params, ranges, meta))
+        self._header_bytes = _padded(len(text) + 20 * (len(meta.versions) + 1))
+        digests_at = _PREFIX.size + self._header_bytes
+        body_at = digests_at + _padded(_DIGEST * _chunks(self.numel))
+        # Zeros written, not merely reserved: the first touch of a page costs ten times a copy into it.
+        self._memory = torch.empty(body_at + codec.nbytes(self.numel), dtype=torch.uint8).fill_(0)
+        self._array: Bytes = self._memory.numpy()
+        self._head = self._array[:body_at]
+        self._digests = self._array[digests_at:body_at]
+        self._body = self._memory[body_at:]
+        self._body_array = self._array[body_at:]
+        self.elements = self._body.view(torch.float32) if codec.plain else None
+        self.digest = ""
+
+    def target(self, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
+        """Where a pass should put the elements of a chunk: in place if the codec allows it, else `scratch`'s head."""
+        return scratch[: stop - start] if self.elements is None else self.elements[start:stop]
+
+    def put(self, start: int, stop: int, values: torch.Tensor) -> None:
+        """Encodes one chunk and notes its digest.
+
+        Args:
+          start: position of its first element, a multiple of `chunks.CHUNK`.
+          stop: position behind its last element.
+          values: fp32 [stop − start] on the host; may be what `target` returned.
+        """
+        k = start // CHUNK
+        where = _chunk_bytes(self.codec, self.numel, k)
+        if self.elements is None or values.data_ptr() != self.elements[start:stop].data_ptr():
+            self.codec.encode(values, self._body[where])
+        digest = _digest(self._body_array[where])
+        self._digests[k * _DIGEST : (k + 1) * _DIGEST] = np.frombuffer(digest, np.uint8)
+
+    def seal(self, meta: Meta) -> Bytes:
+        """Writes the header.
+
+        Returns:
+          uint8 [whole message], a read-only view of this memory.
+
+        Raises:
+          SyncError: RD-407, the header does not fit into the room that was reserved; see `fits`.
+        """
+        text = _header_text(Header(self.codec.name, self.codec.params, self.ranges, meta))
+        if len(text) > self._header_bytes:
+            what = f"a header of {len(text)} bytes has room for {self._header_bytes}"
+            raise SyncError(407, what, "build a new Writer")
+        head = self._head
+        sizes = (FORMAT_VERSION, self._header_bytes, self._body.numel())
+        head[_PREFIX.size : _PREFIX.size + self._header_bytes] = np.frombuffer(text.ljust(self._header_bytes), np.uint8)
+        head[: _PREFIX.size] = np.frombuffer(_PREFIX.pack(_MAGIC, *sizes, bytes(_DIGEST)), np.uint8)
+        digest = _digest(head)
+        head[_DIGEST_AT : _DIGEST_AT + _DIGEST] = np.frombuffer(digest, np.uint8)
+        self.digest = digest.hex()
+        sealed = self._array.view()
+        sealed.flags.writeable = False
+        return sealed
+
+    def fits(self, meta: Meta) -> bool:
+        """Whether `seal` has room for this header."""
+        return len(_header_text(Header(self.codec.name, self.codec.params, self.ranges, meta))) <= self._header_bytes
+
+
+def open_payload(array: Bytes) -> Payload:
+    """Reads and checks everything but the body.
+
+    Args:
+      array: uint8 [n], contiguous; may be read-only.  It must stay unchanged while the payload is in use.
+
+    Raises:
+      SyncError: RD-401 wrong size, RD-402 not a payload, RD-403 another format version, RD-404 unknown codec,
+        RD-405 damaged header, RD-406 impossible ranges, RD-407 malformed header, RD-408 not a flat array of bytes.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise SyncError(408, f"a payload is a flat uint8 array, not {_kind(array)}", "pass what `seal` gave")
+    if array.nbytes < _PREFIX.size:
+        raise SyncError(401, f"a payload of {array.nbytes} bytes ends inside its prefix", _RESEND)
+    magic, version, header_bytes, body_bytes, digest = _PREFIX.unpack(array[: _PREFIX.size].tobytes())
+    if magic != _MAGIC:
+        raise SyncError(402, f"a payload begins with {_MAGIC!r}, not {magic!r}", "send payloads of this program only")
+    if version != FORMAT_VERSION:
+        raise SyncError(403, f"a payload has format {version}, not {FORMAT_VERSION}", "run one version on all islands")
+    if array.nbytes < _PREFIX.size + header_bytes:
+        raise SyncError(401, f"a payload of {array.nbytes} bytes ends inside its header", _RESEND)
+    digests_at = _PREFIX.size + header_bytes
+    header = _parse_header(array[_PREFIX.size : digests_at].tobytes())
+    codec = codec_of(header.codec, header.params)
+    numel = total(header.ranges)
+    body_at = digests_at + _padded(_DIGEST * _chunks(numel))
+    if codec.nbytes(numel) != body_bytes or array.nbytes != body_at + body_bytes:
+        expected = body_at + codec.nbytes(numel)
+        what = f"a payload of {numel} elements in {header.codec} has {array.nbytes} bytes, not {expected}"
+        raise SyncError(401, f"{what}, or gives a wrong size of its body ({body_bytes})", _RESEND)
+    head = array[:body_at].copy()
+    head[_DIGEST_AT : _DIGEST_AT + _DIGEST] = 0
+    if _digest(head) != digest:
+        raise SyncError(405, f"the header of a {header.meta.purpose} payload is damaged", _RESEND)
+    return Payload(header, codec, head[digests_at:].tobytes(), array[body_at:], digest.hex(), array.nbytes)
+
+
+def gather(
+    start: int, stop: int, inside: Sequence[Piece[Payload]], scratch: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Elements of one chunk of a set, from the payloads that have them.
+
+    Args:
+      start: position of the first element in the packed set.
+      stop: position behind the last one.
+      inside: the pieces of this chunk, from `chunks.in_chunks`; they leave no gap.
+      scratch: two fp32 buffers of `chunks.CHUNK` elements.
+
+    Returns:
+      fp32 [stop − start]: a view of a message if it lies there as it is, else of `scratch`.
+
+    Raises:
+      SyncError: RD-405, a payload is damaged.
+    """
+    decoded, joined = scratch
+    if len(inside) == 1:
+        piece = inside[0]
+        return piece.source.read(piece.position, piece.position + piece.numel, decoded)
+    for piece in inside:
+        values = piece.source.read(piece.position, piece.position + piece.numel, decoded)
+        joined[piece.at - start :][: piece.numel].copy_(values)
+    return joined[: stop - start]
+
+
+def require_purpose(payload: Payload, purpose: str) -> None:
+    """Raises RD-412 if a payload is about something else."""
+    found = payload.header.meta.purpose
+    if found != purpose:
+        raise SyncError(412, f"a payload has the purpose {found}, not {purpose}", "do not mix up payloads")
+
+
+def _header_text(header: Header) -> bytes:
+    meta = header.meta
+    fields = {
+        "codec": header.codec,
+        "params": dict(header.params),
+        "ranges": [border for r in header.ranges for border in (r.start, r.stop)],
+        "purpose": meta.purpose,
+        "versions": {str(fragment): version for fragment, version in meta.versions.items()},
+        "island": meta.island,
+        "incarnation": meta.incarnation,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _parse_header(text: bytes) -> Header:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        borders = [_count(border) for border in fields["ranges"]]
+        versions = {int(fragment): _count(version) for fragment, version in fields["versions"].items()}
+        meta = Meta(str(fields["purpose"]), versions, str(fields["island"]), _count(fields["incarnation"]))
+        codec, params = str(fields["codec"]), dict(fields["params"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SyncError(407, f"the header of a payload cannot be read: {error!r}", _RESEND) from None
+    if meta.purpose not in PURPOSES:
+        raise SyncError(407, f"a payload has the unknown purpose {meta.purpose!r}", f"use one of {', '.join(PURPOSES)}")
+    ranges = tuple(Range(start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False))
+    if len(borders) % 2 or sorted(borders) != borders or not all(r.numel for r in ranges):
+        raise SyncError(406, f"the ranges of a payload are not ascending and disjoint: {borders[:8]}…", _RESEND)
+    return Header(codec, params, ranges, meta)
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _kind(array: object) -> str:
+    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+
+
+def _chunks(numel: int) -> int:
+    return math.ceil(numel / CHUNK)
+
+
+def _chunk_bytes(codec: Codec, numel: int, k: int) -> slice:
+    return slice(codec.nbytes(k * CHUNK), codec.nbytes(min((k + 1) * CHUNK, numel)))
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _digest(data: Bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data.data)
