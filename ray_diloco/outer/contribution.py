@@ -1,0 +1,140 @@
+"""What islands offer to a round, and the checks that it passes before it counts.
+
+A contribution that fails one costs its sender the round, never the run: the error names the island, and whoever asked
+can prepare the round without it.  Source: ../shared/design.md, "Data plane and control plane".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ray_diloco.errors import SyncError
+from ray_diloco.outer.chunks import Piece, pieces, require_within
+from ray_diloco.outer.layout import Ranges
+from ray_diloco.outer.payload import Bytes, Payload, gather, open_payload, require_purpose
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What an island offers for one fragment to one shard.
+
+    Attributes:
+      island: its name.
+      weight: weight in the mean, not necessarily normalised; a contribution of weight 0 is not looked at.
+      base_version: version of the anchor that it measured from.
+      payloads: one array per rank; together they have each element of the fragment that the shard keeps once.
+    """
+
+    island: str
+    weight: float
+    base_version: int
+    payloads: tuple[Bytes, ...]
+
+
+class BadContribution(SyncError):
+    """4xx: a contribution that cannot be used.  The round can be prepared again without it.
+
+    Attributes:
+      island: name of the island that sent it.
+    """
+
+    def __init__(self, island: str, number: int, what: str, mend: str) -> None:
+        super().__init__(number, what, mend)
+        self.island = island
+
+    def __reduce__(self) -> tuple[type[BadContribution], tuple[str, int, str, str]]:
+        return BadContribution, (self.island, self.number, self.what, self.mend)
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A contribution whose headers have been checked.
+
+    Attributes:
+      island: name of the sender.
+      weight: as contributed, above 0.
+      pieces: where the elements of the fragment lie in its payloads.
+      nbytes: bytes of its payloads.
+    """
+
+    island: str
+    weight: float
+    pieces: list[Piece[Payload]]
+    nbytes: int
+
+    def chunk(
+        self, start: int, stop: int, inside: Sequence[Piece[Payload]], scratch: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Elements of one chunk of the fragment; see `payload.gather`.
+
+        Raises:
+          BadContribution: RD-405, the payload is damaged.
+        """
+        try:
+            return gather(start, stop, inside, scratch)
+        except SyncError as error:
+            raise _blamed(self.island, error) from None
+
+
+def check_offers(contributions: Sequence[Contribution], fragment: int, ranges: Ranges, version: int) -> list[Offer]:
+    """Checks everything but the bodies, and sorts by island.
+
+    Args:
+      contributions: in any order.
+      fragment: number of the fragment.
+      ranges: its elements that are wanted.
+      version: version of its anchor.
+
+    Raises:
+      BadContribution: RD-401 to RD-408 a payload that cannot be used, RD-412 one that belongs to another island,
+        fragment, version or purpose, RD-414 an impossible weight.
+    """
+    offers: dict[str, Offer] = {}
+    for one in sorted(contributions, key=lambda one: one.island):
+        try:
+            if not (math.isfinite(one.weight) and one.weight >= 0):
+                raise SyncError(414, f"a contribution has weight {one.weight}", "give it a weight of 0 or more")
+            if one.weight == 0:
+                continue
+            if one.island in offers:
+                raise SyncError(412, "two contributions to one round", "offer one for each round")
+            opened = [open_payload(array) for array in one.payloads]
+            for payload in opened:
+                _check_header(payload, one, fragment, version)
+                require_within(payload.header.ranges, ranges, "contribution")
+            found = pieces(ranges, [(payload, payload.header.ranges) for payload in opened], "contribution")
+        except SyncError as error:
+            raise _blamed(one.island, error) from None
+        offers[one.island] = Offer(one.island, one.weight, found, sum(array.nbytes for array in one.payloads))
+    return list(offers.values())
+
+
+def not_finite(offers: Sequence[Offer], received: Sequence[torch.Tensor]) -> BadContribution:
+    """RD-411: names the island whose chunk is not finite; if all are (squares overflowed), the one with the largest."""
+    peaks = [float(values.abs().max()) for values in received]
+    finite = [math.isfinite(peak) for peak in peaks]
+    k = finite.index(False) if False in finite else peaks.index(max(peaks))
+    what = f"values as large as {peaks[k]:.3g}" if finite[k] else "values that are not finite"
+    mend = "let it sit the round out and adopt the anchor; lower inner.lr if it happens again"
+    return _blamed(offers[k].island, SyncError(411, what, mend))
+
+
+def _check_header(payload: Payload, contribution: Contribution, fragment: int, version: int) -> None:
+    require_purpose(payload, "contribution")
+    meta, base = payload.header.meta, contribution.base_version
+    if meta.island != contribution.island:
+        raise SyncError(412, f"a payload of island {meta.island!r}", "offer payloads of the island's own ranks")
+    if dict(meta.versions) != {fragment: base}:
+        what = f"a payload of versions {dict(meta.versions)} offered as version {base} of fragment {fragment}"
+        raise SyncError(412, what, "offer each payload as what its header says")
+    if base != version:
+        what = f"measured from version {base} of fragment {fragment}, which is at {version}"
+        raise SyncError(412, what, "adopt the newest anchor and train on")
+
+
+def _blamed(island: str, error: SyncError) -> BadContribution:
+    return BadContribution(island, error.number, f"island {island}: {error.what}", error.mend)
