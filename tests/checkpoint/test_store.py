@@ -1,0 +1,396 @@
+"""Commits on local paths and fsspec URLs: visible when whole, read back, chained, pruned."""
+
+import dataclasses
+import hashlib
+import json
+import pickle
+import shutil
+import threading
+import uuid
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from commits import LAYOUT, anchor, commit, write
+from storage_doubles import flip_byte
+
+from ray_diloco.checkpoint.anchor import anchor_digest
+from ray_diloco.checkpoint.names import inner_filename
+from ray_diloco.checkpoint.store import CheckpointStore
+from ray_diloco.errors import CheckpointError
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def url(request, tmp_path):
+    return {
+        "path": str(tmp_path / "a" / "b"),
+        "file": f"file://{tmp_path}/a",
+        "memory": f"memory://{uuid.uuid4().hex}",
+    }[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def number_of(call, *arguments, **options) -> int:
+    with pytest.raises(CheckpointError) as raised:
+        call(*arguments, **options)
+    assert raised.value.what
+    assert raised.value.mend
+    return raised.value.number
+
+
+def test_a_commit_comes_back_with_every_value(url):
+    committed = commit(CheckpointStore(url), 3)
+    store = CheckpointStore(url)
+    manifest = store.newest()
+    assert manifest == committed
+    assert manifest.ledger == {"credited": [[0, 24]]}
+    loaded = dict(store.load(manifest))
+    assert loaded.keys() == {"wte", "bias", "head"}
+    for name, array in anchor(3).items():
+        assert np.array_equal(loaded[name], array)
+        assert loaded[name].shape == array.shape
+    momentum = dict(store.load(manifest, kind="outer"))
+    assert np.array_equal(momentum["momentum.head"], -anchor(3)["head"])
+    store.verify(manifest)
+
+
+def test_nothing_is_visible_before_the_commit(url):
+    store = CheckpointStore(url)
+    assert store.newest() is None
+    manifest = write(store, 0)
+    assert store.newest() is None
+    assert store.commit(manifest).round == 0
+    assert store.newest().round == 0
+    write(store, 1)
+    assert store.newest().round == 0
+
+
+def test_a_local_folder_holds_the_manifest_and_the_files_and_nothing_else(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    write(store, 12)
+    store.write_tensors(12, "anchor-00000-of-00001.safetensors", {"w": np.zeros(2)}, kind="anchor")
+    commit(store, 12)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["round-000012"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints" / "round-000012").iterdir()) == [
+        "anchor-00000-of-00002.safetensors",
+        "anchor-00001-of-00002.safetensors",
+        "inner-i0-r00000.safetensors",
+        "inner-i0-r00001.safetensors",
+        "manifest.json",
+        "outer-00000-of-00002.safetensors",
+        "outer-00001-of-00002.safetensors",
+    ]
+
+
+def test_files_are_what_the_safetensors_package_reads_and_entries_describe_them(tmp_path, folder):
+    manifest = commit(CheckpointStore(str(tmp_path)), 2)
+    entry = manifest.files_of("anchor")[0]
+    content = (folder / "round-000002" / entry.name).read_bytes()
+    assert (entry.bytes, entry.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert np.array_equal(safetensors.numpy.load(content)["wte"], anchor(2)["wte"])
+    assert json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"] == {"round": "2"}
+
+
+def test_only_the_named_tensors_come_in_the_order_asked_for(url):
+    store = CheckpointStore(url)
+    manifest = commit(store, 1)
+    for check in (True, False):
+        loaded = list(store.load(manifest, ["head", "bias"], check=check))
+        assert [name for name, _ in loaded] == ["head", "bias"]
+        assert np.array_equal(loaded[0][1], anchor(1)["head"])
+
+
+def test_loaded_arrays_cannot_be_written_and_outlive_the_files(tmp_path, folder):
+    store = CheckpointStore(str(tmp_path))
+    loaded = dict(store.load(commit(store, 1)))
+    shutil.rmtree(folder)
+    assert np.array_equal(loaded["head"], anchor(1)["head"])
+    with pytest.raises(ValueError):
+        loaded["head"][0] = 0
+
+
+def test_a_rank_reads_its_own_inner_file(url):
+    store = CheckpointStore(url)
+    manifest = commit(store, 4)
+    entry = manifest.files_of("inner", "i0")[1]
+    assert entry.name == inner_filename("i0", 1)
+    loaded = dict(store.load_file(manifest, entry))
+    assert loaded["step"].tolist() == [4]
+    assert loaded["exp_avg"].tolist() == [4.0] * 5
+    assert [name for name, _ in store.load_file(manifest, entry, ["step"])] == ["step"]
+    assert number_of(lambda: list(store.load_file(manifest, entry, ["absent"]))) == 517
+
+
+def test_island_names_make_file_names_that_are_safe_and_distinct():
+    names = [inner_filename(island, 0) for island in ("eu/west", "eu_west", "eu west", "../x", "é")]
+    assert len(set(names)) == 5
+    assert not any("/" in name or " " in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.safetensors", "a/b.safetensors", "manifest.json", "", ".safetensors", "é.safetensors"]
+)
+def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, name):
+    store = CheckpointStore(str(tmp_path))
+    assert number_of(store.write_tensors, 0, name, {}, kind="anchor") == 523
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tensor_in_no_file_or_in_two_is_an_error(url):
+    store = CheckpointStore(url)
+    manifest = write(store, 0)
+    again = store.write_tensors(0, "anchor-again.safetensors", {"head": np.zeros(1, np.float32)}, kind="anchor")
+    manifest = store.commit(dataclasses.replace(manifest, files=(*manifest.files, again)))
+    assert number_of(lambda: list(store.load(manifest, ["head"]))) == 517
+    other = CheckpointStore(f"{url}-other")
+    assert number_of(lambda: list(other.load(commit(other, 0), ["absent"]))) == 517
+
+
+def test_a_commit_without_one_of_its_files_is_refused(url):
+    store = CheckpointStore(url)
+    manifest = write(store, 0)
+    short = dataclasses.replace(manifest.files[0], bytes=manifest.files[0].bytes + 1)
+    absent = dataclasses.replace(manifest.files[0], name="anchor-absent.safetensors")
+    assert number_of(store.commit, dataclasses.replace(manifest, files=(short,))) == 514
+    assert number_of(store.commit, dataclasses.replace(manifest, files=(absent,))) == 513
+    assert store.newest() is None
+
+
+def test_each_commit_names_the_one_before(url):
+    store = CheckpointStore(url)
+    first, second, fourth = commit(store, 0), commit(store, 1), commit(store, 4)
+    assert (first.previous, first.previous_round) == ("", None)
+    assert (second.previous, second.previous_round) == (first.digest, 0)
+    assert (fourth.previous, fourth.previous_round) == (second.digest, 1)
+    assert store.broken_links() == ()
+
+
+def test_a_replaced_commit_breaks_the_chain(tmp_path):
+    store = CheckpointStore(str(tmp_path / "a"))
+    other = CheckpointStore(str(tmp_path / "b"))
+    for round in range(3):
+        commit(store, round)
+        commit(other, round, shift=0.5)
+    target = tmp_path / "a" / "checkpoints" / "round-000001"
+    shutil.rmtree(target)
+    shutil.copytree(tmp_path / "b" / "checkpoints" / "round-000001", target)
+    assert store.read(1, full=True).round == 1
+    assert [s.round for s in store.broken_links()] == [1, 2]
+
+
+def test_pruned_predecessors_do_not_break_the_chain(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for round in range(5):
+        commit(store, round)
+    store.prune(keep_last=2)
+    assert store.broken_links() == ()
+
+
+def test_progress_never_goes_back(url):
+    store = CheckpointStore(url)
+    commit(store, 5)
+    if "memory" in url:
+        assert number_of(write, store, 5) == 520
+    else:
+        assert number_of(store.commit, write(store, 5, shift=0.5)) == 520
+    assert number_of(store.commit, write(store, 4)) == 520
+    assert store.newest().round == 5
+    assert np.array_equal(dict(store.load(store.newest()))["head"], anchor(5)["head"])
+
+
+def test_the_same_commit_again_returns_what_exists(url):
+    store = CheckpointStore(url)
+    commit(store, 0)
+    manifest = write(store, 1)
+    assert store.commit(manifest) == store.commit(manifest)
+    assert store.rounds() == [0, 1]
+
+
+def test_a_writer_that_was_succeeded_is_refused(url):
+    stale, successor = CheckpointStore(url), CheckpointStore(url)
+    base = commit(stale, 0)
+    commit(successor, 1, previous=base.digest)
+    assert number_of(stale.commit, write(stale, 2, previous=base.digest)) == 521
+
+
+def test_two_runs_cannot_share_a_storage(url):
+    commit(CheckpointStore(url), 0, run="a")
+    store = CheckpointStore(url)
+    assert number_of(store.commit, write(store, 1, run="b")) == 521
+
+
+def test_the_store_travels_to_another_process(url):
+    store = CheckpointStore(url)
+    manifest = commit(store, 0)
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.newest() == manifest
+    assert dict(copy.load(manifest)).keys() == {"wte", "bias", "head"}
+
+
+def test_a_relative_path_means_the_same_in_every_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = CheckpointStore("runs/storage")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    commit(store, 0)
+    assert (tmp_path / "runs" / "storage" / "checkpoints" / "round-000000" / "manifest.json").is_file()
+
+
+def test_anchor_digest_is_sha256_of_the_fp32_values_in_canonical_order(url):
+    store = CheckpointStore(url)
+    manifest = commit(store, 7)
+    values = anchor(7)
+    flat = np.concatenate([values[name].reshape(-1) for name, _ in LAYOUT]).astype("<f4")
+    assert anchor_digest(store, manifest) == hashlib.sha256(flat.tobytes()).hexdigest()
+
+
+def test_anchor_digest_does_not_depend_on_shards_but_on_each_value(tmp_path):
+    store, other = CheckpointStore(str(tmp_path / "a")), CheckpointStore(str(tmp_path / "b"))
+    one = other.write_tensors(7, "anchor-00000-of-00001.safetensors", anchor(7), kind="anchor")
+    single = other.commit(dataclasses.replace(write(other, 7), files=(one,)))
+    assert anchor_digest(store, commit(store, 7)) == anchor_digest(other, single)
+    assert anchor_digest(store, commit(store, 8, shift=-1)) != anchor_digest(store, store.read(7))
+
+
+@pytest.mark.parametrize(("array", "words"), [(np.zeros(6, np.float32), "(6,)"), (np.zeros((2, 3)), "float64")])
+def test_an_anchor_that_is_not_as_the_layout_says_has_no_digest(tmp_path, array, words):
+    store = CheckpointStore(str(tmp_path))
+    values = {**anchor(0), "head": array}
+    entry = store.write_tensors(0, "anchor-00000-of-00001.safetensors", values, kind="anchor")
+    manifest = store.commit(dataclasses.replace(write(store, 0), files=(entry,)))
+    with pytest.raises(CheckpointError, match="head") as raised:
+        anchor_digest(store, manifest)
+    assert raised.value.number == 517
+    assert words in raised.value.what
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "left"),
+    [
+        (2, 0, [8, 9]),
+        (1, 0, [9]),
+        (0, 0, [9]),
+        (2, 4, [0, 4, 8, 9]),
+        (1, 3, [0, 3, 6, 9]),
+        (20, 0, list(range(10))),
+    ],
+)
+def test_pruning_keeps_the_last_ones_and_every_nth(url, keep_last, keep_every, left):
+    store = CheckpointStore(url)
+    for round in range(10):
+        commit(store, round)
+    removed = store.prune(keep_last, keep_every, limit=10)
+    assert store.rounds() == left
+    assert removed == [round for round in range(10) if round not in left]
+    assert store.newest().round == 9
+
+
+def test_a_call_removes_no_more_than_its_limit_and_begins_with_the_oldest(url):
+    store = CheckpointStore(url)
+    for round in range(6):
+        commit(store, round)
+    assert store.prune(keep_last=1, limit=2) == [0, 1]
+    assert store.prune(keep_last=1, limit=2) == [2, 3]
+    assert store.prune(keep_last=1, limit=2) == [4]
+    assert store.prune(keep_last=1, limit=2) == []
+
+
+def test_a_damaged_commit_does_not_count_as_one_of_the_last(tmp_path, folder):
+    store = CheckpointStore(str(tmp_path))
+    for round in range(5):
+        commit(store, round)
+    (folder / "round-000004" / "outer-00000-of-00002.safetensors").unlink()
+    (folder / "round-000002" / "manifest.json").write_text("{")
+    assert store.prune(keep_last=2) == [0, 2]
+    assert store.rounds() == [1, 3, 4]
+
+
+def test_pruning_where_nothing_was_committed_does_nothing(url):
+    store = CheckpointStore(url)
+    assert store.prune() == []
+    write(store, 0)
+    assert store.prune() == []
+    assert store.commit(write(store, 0)).round == 0
+
+
+def test_what_crashed_writers_left_goes_but_not_what_is_being_written(tmp_path, folder):
+    store = CheckpointStore(str(tmp_path))
+    commit(store, 0)
+    write(store, 1)
+    commit(store, 2)
+    pending = write(store, 3)
+    assert (folder / "round-000001.partial").is_dir()
+    store.prune()
+    assert not (folder / "round-000001.partial").exists()
+    assert store.commit(pending).round == 3
+
+
+def test_on_a_remote_storage_unfinished_rounds_go_once_they_are_old():
+    store = CheckpointStore(f"memory://{uuid.uuid4().hex}")
+    commit(store, 0)
+    write(store, 1)
+    commit(store, 2)
+    pending = write(store, 3)
+    assert store.prune(keep_last=2) == [1]
+    assert store.commit(pending).round == 3
+
+
+def test_an_abandoned_round_gives_its_space_back(url):
+    store = CheckpointStore(url)
+    commit(store, 0)
+    manifest = write(store, 1)
+    store.abandon(1)
+    store.abandon(1)
+    assert number_of(store.commit, manifest) == 513
+    store.abandon(0)
+    assert store.newest().round == 0
+
+
+def test_discarding_leaves_the_round_that_the_run_continues_from(url):
+    store = CheckpointStore(url)
+    for round in range(4):
+        commit(store, round)
+    write(store, 4)
+    assert store.discard_after(1) == [4, 3, 2]
+    assert store.newest().round == 1
+    assert commit(store, 2).previous_round == 1
+    assert store.discard_after(2) == []
+
+
+def test_a_reader_beside_a_writer_always_finds_a_whole_commit(url):
+    writer, reader = CheckpointStore(url), CheckpointStore(url)
+    commit(writer, 0)
+    stop, problems, seen = threading.Event(), [], set()
+
+    def look():
+        while not stop.is_set():
+            try:
+                survey = reader.survey()
+            except CheckpointError as error:
+                problems.append(str(error))
+                return
+            seen.add(survey.manifest.round)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for round in range(1, 25):
+        commit(writer, round)
+        writer.prune(keep_last=1)
+    stop.set()
+    thread.join(30)
+    assert problems == []
+    assert seen
+    assert reader.newest().round == 24
+
+
+def test_a_file_is_digested_once_per_store(tmp_path, folder):
+    store = CheckpointStore(str(tmp_path))
+    manifest = commit(store, 1)
+    list(store.load(manifest))
+    flip_byte(folder / "round-000001" / "anchor-00000-of-00002.safetensors")
+    list(store.load(manifest))
+    assert number_of(lambda: list(CheckpointStore(str(tmp_path)).load(manifest))) == 515
