@@ -331,11 +331,15 @@ def _warnings(config: Config) -> Iterator[str]:
             f"outer.lr={outer.lr:g} with outer.momentum={outer.momentum:g} multiplies steady updates by {gain:.3g}; "
             f"with only {rounds} rounds from scratch that overshoots. Short runs do better with outer.momentum=0.5."
         )
-    total = inner.schedule.total_steps or rounds * inner.H
-    if inner.schedule.warmup_steps >= total:
+    schedule = inner.schedule
+    total = schedule.total_steps or rounds * inner.H
+    if schedule.warmup_steps >= total:
         yield (
-            f"inner.schedule.warmup_steps={inner.schedule.warmup_steps} is not over before the last of {total} inner "
-            f"steps: the learning rate never reaches inner.lr={inner.lr:g}."
+            f"inner.schedule.warmup_steps={schedule.warmup_steps} is not over before the last of {total} inner steps: "
+            f"the learning rate hardly reaches inner.lr={inner.lr:g}."
         )
-    if config.islands.count == 1 and config.islands.max <= 1:
-        yield "islands.count=1: one island exchanges with nobody; the outer optimiser acts on its own movement alone."
+    elif schedule.kind == "wsd" and schedule.warmup_steps + schedule.decay_steps > total:
+        yield (
+            f"inner.schedule: warm-up ({schedule.warmup_steps}) and decay ({schedule.decay_steps}) overlap in {total} "
+            f"inner steps: the learning rate never reaches inner.lr={inner.lr:g}."
+        )

@@ -113,11 +113,12 @@ def _lay_over(tree: Tree, search: Search, layer: Layer) -> None:
     names, count = layer.leaves.get(("islands", "names")), ("islands", "count")
     if names and isinstance(names.value, list) and names.value and count not in layer.leaves:
         put(tree, count, Leaf(len(names.value), names.origin, names.where))
+    choosing = [path for path in layer.leaves if path[:2] == ("islands", "overrides") and path[3:] == ("data",)]
+    written_out: set[KeyPath] = set() if layer.complete else set(choosing)
+    for path in written_out:
+        _choose_island_data(tree, search, path[:3], layer.leaves[path])
     for path, leaf in layer.leaves.items():
-        if path[:2] == ("islands", "overrides") and path[3:] == ("data",) and not layer.complete:
-            _choose_island_data(tree, search, path[:3], leaf)
-    for path, leaf in layer.leaves.items():
-        if not (path[:2] == ("islands", "overrides") and path[3:] == ("data",)) or layer.complete:
+        if path not in written_out:
             put(tree, path, leaf)
 
 

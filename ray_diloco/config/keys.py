@@ -21,6 +21,16 @@ from ray_diloco.errors import ConfigError
 
 ALIASES: dict[KeyPath, KeyPath] = {("vocab_size",): ("tokenizer", "vocab_size")}
 
+# What other programs call our keys; only errors look here.
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "batch_size": "micro_batch",
+    "local_steps": "H",
+    "sync_every": "H",
+    "seq_len": "sequence_length",
+    "output_dir": "root",
+}
+
 
 def dotted(path: KeyPath) -> str:
     """`inner.lr` for `("inner", "lr")`."""
@@ -135,20 +145,20 @@ def describe(kind: Any) -> str:
 def nearest(word: str, candidates: list[str]) -> str | None:
     """The candidate that a mistyped word most likely meant, if one is near."""
     by_folded = {candidate.casefold(): candidate for candidate in reversed(candidates)}
-    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
     return by_folded[close[0]] if close else None
 
 
 def _unknown(path: KeyPath, depth: int, siblings: list[str], where: str) -> ConfigError:
-    """101 with the nearest key: in the same section, else of the same last name, else anywhere."""
+    """101 with the nearest key: in the same section, else one of a like name anywhere."""
     section = path[:depth]
-    close = nearest(str(path[depth]), siblings)
+    name = _ELSEWHERE.get(str(path[depth]), str(path[depth]))
+    close = name if name in siblings else nearest(name, siblings)
     if close is not None:
         guess: str | None = dotted((*section, close, *path[depth + 1 :]))
     else:
-        every = schema_keys()
-        guess = next((dotted(key) for key in every if key[-1] == path[-1]), None)
-        guess = guess or nearest(dotted(path), [dotted(key) for key in every])
+        last = nearest(_ELSEWHERE.get(str(path[-1]), str(path[-1])), [key[-1] for key in schema_keys()])
+        guess = next((dotted(key) for key in schema_keys() if key[-1] == last), None)
     valid = f"keys of {dotted(section)!r}" if section else "sections"
     meant = f"did you mean {guess!r}? " if guess else ""
     return ConfigError(101, f"{where}: unknown key {dotted(path)!r}", f"{meant}{valid}: {', '.join(siblings)}")

@@ -1,8 +1,8 @@
 """One file, or all arguments together, as a layer: which groups it chooses and which single values it sets.
 
 Values are read with their place (file and line, or the argument's text), so that an error found later can still name
-it.  An argument whose key holds text is taken as it stands (`run.name=007`, `export.prompt="if x: "`); every other
-value is YAML.
+it.  Values are YAML; an argument whose key holds text is taken as it stands (`run.name=007`, `export.prompt="if x: "`),
+and names in a list stay names (`islands.names=[no,se]`).  `inner.H: 20` at the top of a file is short for a section.
 """
 
 from __future__ import annotations
@@ -69,33 +69,27 @@ def _read_argument(text: str, layer: Layer) -> None:
         raise ConfigError(
             104, f"argument {text!r} is not of the form key=value", "write inner.H=50 or model=tiny, without spaces"
         )
-    path = tuple(key.split("."))
-    where = f"argument {text!r}"
-    if path in {("experiment",), *((group,) for group in GROUPS)}:
-        _read_entry(path, value, where, layer)
-    else:
-        _read_entry(
-            path, _argument_value(value, type_of(canonical(path, value.startswith("{")), where), where), where, layer
-        )
+    path, where = tuple(key.split(".")), f"argument {text!r}"
+    parsed: Any = value
+    if path != ("experiment",) and not (len(path) == 1 and path[0] in GROUPS):
+        kind = type_of(canonical(path, holds_keys=value.startswith("{")), where)
+        parsed = _argument_value(value, kind, where)
+    _read_entry(path, parsed, where, layer)
 
 
 def _argument_value(text: str, kind: Any, where: str) -> Any:
-    """YAML value of an argument; where the key holds text, the text as it stands (`export.prompt="if x: "`)."""
-    wants_text = kind in (str, str | None)
-    if text == "":
-        return "" if kind is str else None
-    try:
-        value = yaml.load(text, yaml.BaseLoader) if kind == list[str] else read_scalar(text)
-    except yaml.YAMLError as error:
-        if wants_text:
+    """Value of an argument: YAML, or where the key holds text, the text as it stands, null and quotes apart."""
+    if kind in (str, str | None):
+        if text.lower() == "null" or (text == "" and kind is not str):
+            return None
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        if not quoted:
             return text
-        raise ConfigError(
-            104, f"{where}: the value is not YAML ({getattr(error, 'problem', error)})", "put it in quotes"
-        ) from error
-    if not wants_text or (value is None and kind is not str):
-        return value
-    quoted = text[:1] == text[-1:] and text[0] in "'\"" and len(text) > 1
-    return value if quoted else text
+    try:
+        return read_scalar(text, as_text=kind == list[str])
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(104, f"{where}: the value is not YAML ({problem})", "mend it, or put it in quotes") from error
 
 
 def _read_entry(path: KeyPath, value: Any, where: str, layer: Layer) -> None:
@@ -142,7 +136,8 @@ def _layer_of(document: Document, label: str) -> Layer:
         if name == COMPLETE:
             continue
         for path, below in _entries((name,), value):
-            _read_entry(path, below, f"{label}:{document.lines.get(path, document.lines.get((name,), 1))}", layer)
+            line = document.lines.get(path, document.lines.get((name,), 1))
+            _read_entry((*str(name).split("."), *path[1:]), below, f"{label}:{line}", layer)
     return layer
 
 

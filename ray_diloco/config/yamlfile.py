@@ -96,9 +96,9 @@ def read_file(path: Path) -> Document:
     return Document(values, lines)
 
 
-def read_scalar(text: str) -> Any:
-    """Value of one argument text.  Raises yaml.YAMLError if it is not YAML."""
-    return yaml.load(text, Loader=_Reader)
+def read_scalar(text: str, as_text: bool = False) -> Any:
+    """Value of one argument; with `as_text`, numbers and the like stay text.  Raises yaml.YAMLError if it is not YAML."""
+    return yaml.load(text, Loader=yaml.BaseLoader if as_text else _Reader)
 
 
 def write_scalar(value: Any) -> str:
