@@ -37,24 +37,19 @@ def generate_run(
     seed: int = 0,
     show: Show | None = None,
 ) -> str:
-    """Generates from the export of the run `root/run`; arguments and result like `generate`.
+    """Generates from the export of the run `root/run`; arguments, result and errors like `generate`.
 
     Raises:
-      ConfigError: RD-171, there is no such run.
       CheckpointError: RD-542, the run has no export.
     """
-    folder = Path(root) / run
-    if not run or not folder.is_dir():
-        raise ConfigError(
-            171, f"there is no run {run!r} in {Path(root)}", f"Runs there: {_names(Path(root), 'config.yaml')}."
-        )
-    export = folder / "export"
+    export = Path(root) / run / "export"
     if not export.is_dir():
+        others = sorted(path.parent.name for path in Path(root).glob("*/export"))
         raise CheckpointError(
             542,
             f"the run {run!r} has no export: {export} does not exist",
-            "A run writes it when it ends, with export.enabled=true; run the same `ray-diloco train` command again. "
-            f"Runs with an export: {_names(Path(root), 'export')}.",
+            "A run writes it when it ends, with export.enabled=true; give the same `ray-diloco train` command again. "
+            f"Runs with an export: {', '.join(others) or 'none'}.",
         )
     return generate(export, prompt, tokens, temperature, top_k, seed, show)
 
@@ -215,9 +210,3 @@ def _check(tokens: int, temperature: float, top_k: int) -> None:
     for text, fits in allowed.items():
         if not fits:
             raise ConfigError(172, f"{text} is out of range", "Use tokens >= 1, temperature >= 0 and top_k >= 0.")
-
-
-def _names(root: Path, holds: str) -> str:
-    """Runs in a folder that hold a file or folder of that name, for the end of a sentence."""
-    found = sorted(path.name for path in root.glob("*") if path.is_dir() and (path / holds).exists())
-    return ", ".join(found[:20]) if found else "none"
