@@ -142,10 +142,10 @@ def describe(kind: Any) -> str:
     return words.get(kind, "a value")
 
 
-def nearest(word: str, candidates: list[str]) -> str | None:
-    """The candidate that a mistyped word most likely meant, if one is near."""
+def nearest(word: str, candidates: list[str], likeness: float = 0.5) -> str | None:
+    """The candidate that a mistyped word most likely meant, if one is as near as that (0 unlike, 1 equal)."""
     by_folded = {candidate.casefold(): candidate for candidate in reversed(candidates)}
-    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=likeness)
     return by_folded[close[0]] if close else None
 
 
@@ -157,7 +157,7 @@ def _unknown(path: KeyPath, depth: int, siblings: list[str], where: str) -> Conf
     if close is not None:
         guess: str | None = dotted((*section, close, *path[depth + 1 :]))
     else:
-        last = nearest(_ELSEWHERE.get(str(path[-1]), str(path[-1])), [key[-1] for key in schema_keys()])
+        last = nearest(_ELSEWHERE.get(str(path[-1]), str(path[-1])), [key[-1] for key in schema_keys()], likeness=0.75)
         guess = next((dotted(key) for key in schema_keys() if key[-1] == last), None)
     valid = f"keys of {dotted(section)!r}" if section else "sections"
     meant = f"did you mean {guess!r}? " if guess else ""

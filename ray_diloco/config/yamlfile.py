@@ -97,7 +97,7 @@ def read_file(path: Path) -> Document:
 
 
 def read_scalar(text: str, as_text: bool = False) -> Any:
-    """Value of one argument; with `as_text`, numbers and the like stay text.  Raises yaml.YAMLError if it is not YAML."""
+    """Value of one argument; with `as_text`, numbers stay text.  Raises yaml.YAMLError if it is not YAML."""
     return yaml.load(text, Loader=yaml.BaseLoader if as_text else _Reader)
 
 
