@@ -34,7 +34,7 @@ EVENTS: dict[str, str] = {
     "blocks_leased": "Blocks were handed to an island for one plan (round, island, source, ranges).",
     "blocks_returned": "Blocks of work that was not committed went back to the ledger (round, island, source, ranges).",
     "offer_received": "An island offered its contribution to a round (round, island, tokens, steps, loss).",
-    "contribution_rejected": "A contribution was refused: its island misses the round (round, fragment, island, reason).",
+    "contribution_rejected": "A contribution was refused and does not count (round, fragment, island, reason).",
     "round_closed": "No more contributions are taken for a round (round, fragment, islands, absent).",
     "round_committed": "The anchor moved (round, rounds, version, loss, islands, tokens, bytes_up/_down, round_s).",
     "round_aborted": "A round was given up; anchor, version and ledger are as before it (round, fragment, reason).",

@@ -211,7 +211,7 @@ def active_seconds(events: Iterable[Mapping[str, Any]]) -> list[float]:
     last = 0.0
     for event in events:
         pause = not seconds or event["event"] in _FIRST_EVENTS
-        seconds.append((seconds[-1] if seconds else 0.0) + (0.0 if pause else event["t"] - last))
+        seconds.append((seconds[-1] if seconds else 0.0) + (0.0 if pause else max(0.0, event["t"] - last)))
         last = event["t"]
     return seconds
 
