@@ -21,10 +21,6 @@ from ray_diloco.outer.layout import Ranges, total
 class TrainingBlocks(Protocol):
     """Prepared blocks of one source."""
 
-    @property
-    def n_train(self) -> int:
-        """Number of training blocks."""
-
     def train(self, indices: np.ndarray) -> np.ndarray:
         """Token ids [n, sequence] of training blocks by number."""
 
@@ -35,6 +31,7 @@ class Batches:
 
     Attributes:
       blocks: the prepared blocks.
+      count: how many training blocks there are.
       lease: virtual block indices, consumed in ascending order.
       seed: of the order of blocks within an epoch.
       rank, world: the rank's place in its island.
@@ -42,6 +39,7 @@ class Batches:
     """
 
     blocks: TrainingBlocks
+    count: int
     lease: Ranges
     seed: int
     rank: int
@@ -74,7 +72,7 @@ class Batches:
     def __call__(self, step: int) -> torch.Tensor:
         """Token ids of step `step` for this rank, int64 [accumulation, micro_batch, sequence]."""
         first = (step * self.world + self.rank) * self.per_rank
-        numbers = virtual_to_block(self.seed, positions(self.lease, first, self.per_rank), self.blocks.n_train)
+        numbers = virtual_to_block(self.seed, positions(self.lease, first, self.per_rank), self.count)
         ids = torch.from_numpy(np.ascontiguousarray(self.blocks.train(numbers), dtype=np.int64))
         return ids.view(self.accumulation, self.micro_batch, -1)
 

@@ -134,7 +134,7 @@ class Run:
                 await self._journal.trace(0, None, ())
                 self.position.founded = True
         await self._adopt(member, island, await self._anchor.current())
-        self._journal.event("island_joined", island=member.name, incarnation=member.incarnation, region=island.region)
+        self._journal.event("island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None)
 
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
@@ -187,7 +187,9 @@ class Run:
             reason = "no inner step was taken" if emission.finite else "the pseudo-gradient is not finite"
             self._refuse(due, member.name, reason)
             rendezvous.refuse(member.name)
-        elif not rendezvous.offer(Offer(member.name, member.incarnation, due.fragment, base, steps, tokens, emission)):
+        elif not rendezvous.offer(
+            Offer(member.name, member.incarnation, due.fragment, base, steps, tokens, timing.loss, emission)
+        ):
             self._refuse(due, member.name, "it came after the round had closed")
 
     async def _take(self, member: Member, island: Island, due: Due, timing: Timing) -> None:
@@ -202,9 +204,7 @@ class Run:
         else:
             updates = [u for u in await self._anchor.current() if u.fragment == due.fragment]
         timing.adopt_s += await self._adopt(member, island, updates)
-        nbytes = sum(u.nbytes for u in updates)
-        timing.bytes_down += nbytes
-        self.position.bytes_down += nbytes
+        timing.bytes_down += sum(u.nbytes for u in updates)
 
     async def _adopt(self, member: Member, island: Island, updates: Sequence[Update]) -> float:
         started = _now()
@@ -273,7 +273,7 @@ class Run:
             return
         # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
         swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
-        self.position.credit(due, prepared.update.version, [offer for offer, _ in weighed])
+        self.position.credit(due, prepared.update, [offer for offer, _ in weighed])
         self._failures = 0
         self._resolve(rendezvous, Outcome(due.fragment, due.round, prepared.update))
         self._make_durable(due)
@@ -359,7 +359,7 @@ class Run:
         if self._failures > self.rules.max_losses and not self._failed.done():
             self._failed.set_exception(
                 SyncError(
-                    401,
+                    490,
                     f"{self._failures} failures in a row without a commit; the last: {what}",
                     "look at events.jsonl for the first of them; the same command goes on from the last commit",
                 )

@@ -82,7 +82,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A contribution: an emission with what a round needs to know of its sender."""
+    """A contribution: an emission with what a round needs to know of its sender; `loss` is in nats per token."""
 
     island: str
     incarnation: int
@@ -90,6 +90,7 @@ class Offer:
     base_version: int
     steps: int
     tokens: int
+    loss: float
     emission: Emission
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Tally
-from ray_diloco.rounds.ports import Lease, Offer, Snapshot
+from ray_diloco.rounds.ports import Lease, Offer, Snapshot, Update
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Position:
         """The tally of an island, from its first mention on."""
         return self.tallies.setdefault(island, Tally())
 
-    def credit(self, due: Due, version: int, offers: Sequence[Offer]) -> None:
-        """Books a commit: the fragment's new version, and what was trained for it."""
+    def credit(self, due: Due, update: Update, offers: Sequence[Offer]) -> None:
+        """Books a commit: the fragment's new version, what was trained for it, and the bytes of both ways."""
         for offer in offers:
             claim = self.claims.pop((due, offer.island))
             for lease in claim.leases:
@@ -64,7 +64,8 @@ class Position:
                 tally.tokens += claim.tokens
                 self.tokens += claim.tokens
             self.bytes_up += offer.emission.nbytes
-        self.versions[due.fragment] = version
+            self.bytes_down += update.nbytes
+        self.versions[due.fragment] = update.version
 
     def refuse(self, due: Due, island: str) -> None:
         """Drops an offer's claim: its blocks are issued again."""

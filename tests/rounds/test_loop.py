@@ -76,7 +76,7 @@ def test_a_contribution_that_is_not_finite_is_refused_and_its_blocks_are_issued_
 
 def test_a_round_without_any_usable_contribution_is_void():
     world = World(refuse={("i0", 2): "bad", ("i1", 2): "bad"}, max_losses=3, rounds=3)
-    with pytest.raises(SyncError, match="RD-401"):
+    with pytest.raises(SyncError, match="RD-490"):
         World(refuse={("i0", 2): "bad", ("i1", 2): "bad"}, max_losses=1, rounds=15).run()
     assert world.run() == "finished"
     assert world.version == 1

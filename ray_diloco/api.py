@@ -1,0 +1,326 @@
+"""The doors for Python: train, evaluate and generate without the command line; `cli.py` calls the same functions.
+
+A run: check the configuration, prepare the data, start or join Ray, let the driver actor run while its view is shown,
+then export, sample and report.  SIGINT and SIGTERM ask the driver to stop at its newest commit; a second one leaves
+at once, which loses at most the open round.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_diloco.config.check import check
+from ray_diloco.config.compose import compose, composed_from
+from ray_diloco.config.schema import Config, TokenizerConfig, island_data, island_names
+from ray_diloco.config.show import config_yaml
+from ray_diloco.config.typed import Composed
+from ray_diloco.errors import ClusterError, ConfigError, DilocoError
+
+if TYPE_CHECKING:
+    from ray_diloco.data.blocks import Corpus
+    from ray_diloco.observe.display import Display
+    from ray_diloco.observe.summary import Summary
+
+# Seconds between two looks at the driver.
+VIEW_S = 0.25
+
+
+@dataclass(frozen=True)
+class Result(Mapping[str, Any]):
+    """How a run ended: a mapping of what `summary.json` holds, and where things are.
+
+    Attributes:
+      summary: content of `summary.json`.
+      folder: the run directory; `export`, `report` and `checkpoints` below it.
+    """
+
+    summary: dict[str, Any]
+    folder: Path
+
+    @property
+    def export(self) -> Path:
+        """Hugging Face folder of the final anchor."""
+        return self.folder / "export"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.folder / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Commits, if they are kept in the run directory."""
+        return self.folder / "checkpoints"
+
+    def __getitem__(self, key: str) -> Any:
+        return self.summary[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.summary)
+
+    def __len__(self) -> int:
+        return len(self.summary)
+
+
+def train(
+    config: Config | Composed | Mapping[str, Any] | Sequence[str] | str | Path | None = None,
+    *,
+    quiet: bool = True,
+    **settings: Any,
+) -> Result:
+    """Trains, or continues a run.
+
+    Args:
+      config: a `Config`; overrides as on the command line (`["model=tiny", "inner.H=50"]`); a mapping, nested or with
+        dotted keys; or the path of an experiment file.
+      quiet: show nothing.
+      settings: more top-level keys or groups (`model="tiny"`, `inner={"H": 50}`).
+
+    Returns:
+      What `summary.json` holds, plus paths.  `status` is `finished`, or `stopped` after a signal.
+
+    Raises:
+      DilocoError: what went wrong and how to mend it.
+    """
+    if isinstance(config, Config | Composed):
+        if settings:
+            raise ConfigError(
+                110, f"settings {sorted(settings)} beside a finished configuration", "set them in the configuration"
+            )
+        composed = config if isinstance(config, Composed) else composed_from(config)
+    elif isinstance(config, str | Path):
+        composed = compose((), str(config), settings=settings)
+    elif isinstance(config, Mapping):
+        composed = compose((), settings={**config, **settings})
+    else:
+        composed = compose(list(config or ()), settings=settings)
+    check(composed.config)
+    folder = Path(composed.config.run.root) / composed.config.run.name
+    return Result(run(composed, quiet=quiet), folder)
+
+
+def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
+    """Runs a checked configuration to its end; returns what `summary.json` holds.
+
+    Raises:
+      DilocoError: the run could not start, or failed.
+    """
+    from ray_diloco.observe.display import open_display
+
+    config = composed.config
+    _refuse_early(config)
+    display = open_display(quiet or config.observe.quiet)
+    summary: Summary | None = None
+    try:
+        with _stop_signals() as stop:
+            corpora, heldout = prepare_data(config, display)
+            summary = _drive(composed, corpora, heldout, display, stop)
+        summary = _complete(config, heldout, summary, display)
+        return asdict(summary)
+    finally:
+        display.close(summary)
+
+
+def prepare_data(config: Config, display: Display | None = None) -> tuple[dict[str, Corpus], Corpus]:
+    """Training blocks of each island, and the corpus whose held-out blocks the run is measured on.
+
+    Raises:
+      DataError: 3xx.
+    """
+    from ray_diloco.data.blocks import prepare
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if display is not None:
+            display.note(f"{what}: {done / 1e6:.1f} MB" + (f" of {total / 1e6:.1f} MB" if total else ""))
+
+    heldout = prepare(config.data, config.tokenizer, progress)
+    tokenizer = TokenizerConfig(name=str(heldout.tokenizer_folder))
+    corpora = {}
+    for name in island_names(config):
+        data = island_data(config, name)
+        corpora[name] = heldout if data == config.data else prepare(data, tokenizer, progress)
+    return corpora, heldout
+
+
+def evaluate(run: str, root: str = "runs") -> dict[str, Any]:
+    """Held-out loss and perplexity of a run's newest committed anchor, computed in this process.
+
+    Args:
+      run: name of the run, or its folder.
+      root: folder of all runs.
+
+    Returns:
+      run, round, loss (nats per token), ppl, blocks, tokens, unigram_entropy.
+
+    Raises:
+      DilocoError: there is no such run or no commit, or its data is gone.
+    """
+    from ray_diloco.evaluate import evaluate_run
+
+    folder = run_folder(run, root)
+    return evaluate_run(folder, compose((), str(folder / "config.yaml")).config)
+
+
+def generate(
+    run: str, prompt: str, root: str = "runs", tokens: int = 200, temperature: float = 0.8, seed: int = 0
+) -> str:
+    """Continues a prompt with the exported model of a run; see `ray_diloco.generate.generate`."""
+    from ray_diloco.generate import generate_run
+
+    folder = run_folder(run, root)
+    return generate_run(folder.parent, folder.name, prompt, tokens=tokens, temperature=temperature, seed=seed)
+
+
+def run_folder(run: str, root: str) -> Path:
+    """The folder of a run that exists, given by name or by path.
+
+    Raises:
+      ConfigError: RD-171, there is none.
+    """
+    for folder in (Path(root) / run, Path(run)):
+        if run and (folder / "config.yaml").is_file():
+            return folder
+    known = sorted(path.parent.name for path in Path(root).glob("*/config.yaml"))
+    raise ConfigError(171, f"there is no run {run!r} in {root}", f"runs there: {', '.join(known) or 'none'}")
+
+
+def _refuse_early(config: Config) -> None:
+    """Says no to `run.fresh` on a run with commits before anything is started."""
+    if not config.run.fresh:
+        return
+    from ray_diloco.checkpoint.store import CheckpointStore
+
+    rounds = CheckpointStore(config.run.storage or str(Path(config.run.root) / config.run.name)).rounds()
+    if rounds:
+        from ray_diloco.checkpoint.fresh import refuse_fresh
+
+        raise refuse_fresh(config.run.name, rounds[-1])
+
+
+def _drive(
+    composed: Composed, corpora: Mapping[str, Corpus], heldout: Corpus, display: Display, stop: threading.Event
+) -> Summary:
+    """Starts the driver and shows its view until it ends."""
+    import ray
+
+    from ray_diloco.cluster.build import cpus_needed
+    from ray_diloco.cluster.driver import DriverActor, Job
+    from ray_diloco.cluster.session import ray_session
+
+    config = composed.config
+    with ray_session(config, cpus_needed(config)):
+        job = Job(_for_any_folder(config), config_yaml(composed), corpora, heldout)
+        try:
+            driver = DriverActor.options(name=config.run.name).remote(job)
+        except ValueError:
+            raise ClusterError(
+                203,
+                f"a run named {config.run.name!r} is under way on this cluster",
+                "wait for it, stop it, or choose another run.name",
+            ) from None
+        ended = driver.run.remote()
+        asked = False
+        while not ray.wait([ended], timeout=VIEW_S)[0]:
+            if stop.is_set() and not asked:
+                asked = True
+                display.note("stopping at the newest commit; once more to leave at once")
+                driver.stop.remote()
+            _show(driver, display)
+        try:
+            summary: Summary = ray.get(ended)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DilocoError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise ClusterError(
+                204,
+                f"the driver died: {str(error).splitlines()[0]}",
+                "run the same command again: it goes on from the last commit",
+            ) from error
+        _show(driver, display)
+        return summary
+
+
+def _for_any_folder(config: Config) -> Config:
+    """The configuration with absolute paths: the processes of a run have different working folders."""
+    from dataclasses import replace
+
+    storage = config.run.storage
+    if storage is not None and "://" not in storage:
+        storage = str(Path(storage).absolute())
+    return replace(config, run=replace(config.run, root=str(Path(config.run.root).absolute()), storage=storage))
+
+
+def _show(driver: Any, display: Display) -> None:
+    """Shows the driver's view; a driver that ended or is busy is shown next time."""
+    import ray
+
+    try:
+        display.update(ray.get(driver.view.remote(), timeout=5.0))
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
+        return
+
+
+def _complete(config: Config, heldout: Corpus, summary: Summary, display: Display) -> Summary:
+    """What a finished or stopped run leaves: export, sample, report, and a summary that names them."""
+    from dataclasses import replace
+
+    from ray_diloco.checkpoint.store import CheckpointStore
+    from ray_diloco.observe.report import write_report
+    from ray_diloco.observe.summary import write_summary
+
+    folder = Path(config.run.root) / config.run.name
+    manifest = CheckpointStore(config.run.storage or str(folder)).newest() if summary.anchor_digest else None
+    if config.export.enabled and manifest is not None and summary.status == "finished":
+        from ray_diloco.export import Vocabulary, export_run
+
+        vocabulary = Vocabulary(
+            heldout.tokenizer_folder, heldout.vocab_size, heldout.eos_id, config.data.sequence_length
+        )
+        store = CheckpointStore(config.run.storage or str(folder))
+        exported = export_run(
+            folder / "export", store, manifest, config.model, vocabulary, config.run.seed, config.export.dtype
+        )
+        summary = replace(summary, export="export")
+        if config.export.prompt and exported.loadable:
+            from ray_diloco.generate import generate as continue_text
+
+            summary = replace(
+                summary, sample=continue_text(folder / "export", config.export.prompt, config.export.sample_tokens)
+            )
+    write_summary(folder / "summary.json", replace(summary, report="report.html"))
+    write_report(folder)
+    return replace(summary, report="report.html")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Inside, the first SIGINT or SIGTERM sets the event; the second raises KeyboardInterrupt."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, _frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before: dict[int, Callable[..., Any] | int | None] = {
+        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["Result", "evaluate", "generate", "prepare_data", "run", "run_folder", "train"]

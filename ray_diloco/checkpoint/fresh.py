@@ -1,0 +1,14 @@
+"""The refusal of `run.fresh=true` where a run has commits: nothing that was committed is ever overwritten."""
+
+from __future__ import annotations
+
+from ray_diloco.errors import CheckpointError
+
+
+def refuse_fresh(run: str, round: int) -> CheckpointError:
+    """The error to raise for a run whose newest commit is of `round`."""
+    return CheckpointError(
+        562,
+        f"run {run!r} has commits up to round {round}, and run.fresh=true asks for a new one",
+        "choose another run.name, remove the folder of that run, or leave run.fresh out to continue it",
+    )

@@ -1,0 +1,131 @@
+"""From a configuration to what the run loop and the islands are built from.
+
+The only place where configuration keys become rules of a round, room on the cluster and jobs of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ray_diloco.cluster.fleet import IslandSpec
+from ray_diloco.cluster.placement import Bundle
+from ray_diloco.cluster.rank import RankJob
+from ray_diloco.config.schema import Config, InnerConfig, TokenizerConfig, island_data, island_names
+from ray_diloco.data.blocks import Corpus
+from ray_diloco.outer.schedule import Schedule
+from ray_diloco.rounds.ports import Offer
+from ray_diloco.rounds.rendezvous import Quorum
+from ray_diloco.rounds.rules import IslandPlan, Rules, Weigher
+
+
+def bundles(config: Config) -> dict[str, tuple[Bundle, ...]]:
+    """What each island needs: one bundle per rank."""
+    return {name: tuple([_bundle(config)] * _ranks(config, name)) for name in island_names(config)}
+
+
+def cpus_needed(config: Config) -> float:
+    """CPUs of all islands together."""
+    return sum(bundle.get("CPU", 0.0) for group in bundles(config).values() for bundle in group)
+
+
+def source_name(corpus: Corpus) -> str:
+    """Name of a corpus' ledger: other content is another ledger."""
+    return f"{corpus.name}:{corpus.digest[:16]}"
+
+
+def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> Rules:
+    """The rules of a run."""
+    blocks = range(heldout.heldout_blocks)
+    under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
+    return Rules(
+        islands={
+            name: IslandPlan(source_name(corpora[name]), _ranks(config, name) * _sequences(config, name))
+            for name in island_names(config)
+        },
+        schedule=Schedule(config.inner.H, config.run.rounds),
+        quorum=Quorum(config.quorum.kind, config.quorum.n, config.quorum.grace_s, config.quorum.deadline_s),
+        weigh=weigher(config.quorum.weights),
+        min_islands=config.islands.min,
+        checkpoint_every=config.checkpoint.every,
+        evaluate_every=config.evaluate.every,
+        evaluate_blocks=under_way,
+        final_blocks=blocks,
+        evaluate_chunk=config.inner.micro_batch * max(_ranks(config, name) for name in island_names(config)),
+        max_losses=config.deadlines.losses,
+    )
+
+
+def weigher(kind: str) -> Weigher:
+    """Normalised weights of the offers of a round, by `quorum.weights`."""
+    from ray_diloco.outer.merge import Work, weights
+
+    def weigh(offers: Sequence[Offer]) -> Mapping[str, float]:
+        return weights(kind, {offer.island: Work(offer.steps, offer.tokens) for offer in offers})
+
+    return weigh
+
+
+def island_specs(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> dict[str, IslandSpec]:
+    """How each island is built."""
+    return {name: _spec(config, name, corpora[name], heldout, room) for name, room in bundles(config).items()}
+
+
+def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tuple[Bundle, ...]) -> IslandSpec:
+    from ray_diloco.inner.rank import RankSettings
+
+    threads = config.islands.threads or max(1, math.floor(config.islands.cpus_per_rank))
+    accelerator = "cuda" if config.islands.gpus_per_rank else "cpu"
+    settings = RankSettings(
+        model=config.model,
+        inner=_inner(config, name),
+        vocab_size=heldout.vocab_size,
+        eos_id=heldout.eos_id,
+        sequence_length=config.data.sequence_length,
+        seed=config.run.seed,
+        total_steps=config.inner.schedule.total_steps or config.run.rounds * config.inner.H,
+        island=name,
+        world=len(room),
+        threads=threads,
+        accelerator=accelerator,
+        evaluation_batch=config.inner.micro_batch,
+        timeout_s=config.deadlines.silence_s,
+    )
+    job = RankJob(
+        settings=settings,
+        corpus=corpus,
+        heldout=heldout,
+        data=island_data(config, name),
+        heldout_data=config.data,
+        tokenizer=TokenizerConfig(name=str(heldout.tokenizer_folder)),
+        seed=config.run.seed,
+        codec_up=config.codec.up.kind,
+        island=name,
+        incarnation=0,
+    )
+    return IslandSpec(room, threads, accelerator, job)
+
+
+def _inner(config: Config, name: str) -> InnerConfig:
+    override = config.islands.overrides.get(name)
+    if override is None or override.micro_batch is None:
+        return config.inner
+    return replace(config.inner, micro_batch=override.micro_batch)
+
+
+def _ranks(config: Config, name: str) -> int:
+    override = config.islands.overrides.get(name)
+    return config.islands.ranks if override is None or override.ranks is None else override.ranks
+
+
+def _sequences(config: Config, name: str) -> int:
+    inner = _inner(config, name)
+    return inner.micro_batch * inner.gradient_accumulation
+
+
+def _bundle(config: Config) -> Bundle:
+    bundle = {"CPU": float(config.islands.cpus_per_rank)}
+    if config.islands.gpus_per_rank:
+        bundle["GPU"] = float(config.islands.gpus_per_rank)
+    return bundle

@@ -1,0 +1,74 @@
+"""Waiting for Ray: every wait has a deadline and a name, and every failure of an actor becomes one of two things.
+
+`ActorFailed` says that the process or its call broke: whoever owns the actor replaces it.  An error that a user can
+mend (`DilocoError`) passes through as it was raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from ray_diloco.errors import DilocoError
+
+
+class ActorFailed(Exception):
+    """A remote call did not return; the text says which and why, `cause` is what Ray raised."""
+
+    def __init__(self, text: str, cause: BaseException | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+def actor(cls: type, **options: Any) -> Any:
+    """Makes an actor class of a plain one.  Nothing restarts or repeats by itself: owners decide."""
+    return ray.remote(max_restarts=0, max_task_retries=0, **options)(cls)
+
+
+async def answer(ref: ray.ObjectRef[Any], what: str, deadline_s: float | None) -> Any:
+    """The value behind a reference.
+
+    Args:
+      ref: result of a remote call.
+      what: the call in words, for the error.
+      deadline_s: seconds after which the call counts as failed; None: somebody else watches it.
+
+    Raises:
+      ActorFailed: the actor died, its call raised, or the deadline passed.
+      DilocoError: the call raised one.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(ref.future()), deadline_s)
+    except TimeoutError:
+        raise ActorFailed(f"{what} gave no answer within {deadline_s:g} s") from None
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, DilocoError):
+            raise cause from None
+        raise ActorFailed(f"{what} failed: {_first_line(cause or error)}", cause) from None
+    except RayError as error:
+        raise ActorFailed(f"{what} failed: {_first_line(error)}", error) from None
+
+
+async def answers(refs: Iterable[ray.ObjectRef[Any]], what: str, deadline_s: float | None) -> list[Any]:
+    """All values, in order; raises as soon as the first call fails, without waiting for the rest."""
+    return await first_failure(*(answer(ref, what, deadline_s) for ref in refs))
+
+
+async def first_failure(*coroutines: Any) -> list[Any]:
+    """Like `asyncio.gather`, but ends the others when one raises."""
+    tasks = [asyncio.ensure_future(c) for c in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,272 @@
+"""The fleet port over Ray: an island is a placement group and one actor per rank, replaced as a whole.
+
+Any exception of any rank means that the island failed.  A watch asks ranks for their progress while they work; one
+that makes no step for `deadlines.silence_s` counts as frozen, though its process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.calls import ActorFailed, answer, answers
+from ray_diloco.cluster.placement import Bundle, reserve
+from ray_diloco.cluster.rank import Progress, RankActor, RankJob
+from ray_diloco.config.schema import DeadlinesConfig
+from ray_diloco.errors import DilocoError, InfeasibleError
+from ray_diloco.inner.environment import rank_environment
+from ray_diloco.rounds.ports import BlockLoss, Emission, IslandLost, Journal, Piece, Report, Update, Work
+
+# Seconds between two looks at a working rank.
+WATCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class IslandSpec:
+    """How an island is built: room for each rank, environment of its processes, and what they do."""
+
+    bundles: tuple[Bundle, ...]
+    threads: int
+    accelerator: str
+    job: RankJob
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What islands have in common.
+
+    Attributes:
+      url: storage of commits.
+      save_inner: whether inner states are part of commits.
+      newest: gives the newest durable commit, whose inner states a new island takes up.
+    """
+
+    url: str
+    save_inner: bool
+    deadlines: DeadlinesConfig
+    newest: Callable[[], Manifest | None]
+
+
+class RayIsland:
+    """One island; see `rounds.ports.Island`."""
+
+    def __init__(
+        self, name: str, incarnation: int, ranks: Sequence[Any], group: PlacementGroup, settings: FleetSettings
+    ) -> None:
+        self.name, self.incarnation, self.region = name, incarnation, ""
+        self.progress = Progress(0, 0, 0, math.nan, 0.0)
+        self._ranks, self._group, self._settings = list(ranks), group, settings
+        self._shards = 0
+
+    async def train(self, work: Work) -> Report:
+        """Trains a segment on all ranks."""
+        calls = [rank.train.remote(work.start_step, work.steps, work.lease.blocks) for rank in self._ranks]
+        reports = await self._watched(calls, f"training segment {work.segment}")
+        slowest = max(reports, key=lambda r: r.seconds)
+        # Moments that overflowed the model's own arithmetic show in the pseudo-gradient; the loss says it earlier.
+        return Report(slowest.steps, slowest.tokens, slowest.loss_mean, slowest.seconds)
+
+    async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
+        """Encodes the pseudo-gradient on all ranks."""
+        returns = 1 + self._shards
+        calls = [
+            rank.emit.options(num_returns=returns).remote(fragment, {fragment: base_version}) for rank in self._ranks
+        ]
+        return await self._emission(calls, f"emitting round {round_}")
+
+    async def found(self) -> Sequence[Piece]:
+        """The parameters as initialised."""
+        calls = [rank.read.options(num_returns=1 + self._shards).remote() for rank in self._ranks]
+        return (await self._emission(calls, "reading the parameters")).pieces
+
+    async def adopt(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B on all ranks."""
+        fragments = [update.fragment for update in updates]
+        handles = [piece.handle for update in updates for piece in update.pieces if piece.nbytes]
+        calls = [rank.adopt.remote(fragments, *handles) for rank in self._ranks]
+        await self._call(calls, "adopting the anchor", self._settings.deadlines.exchange_s)
+
+    async def evaluate(self, blocks: Sequence[int]) -> Sequence[BlockLoss]:
+        """Evaluates held-out blocks, cut evenly over the ranks."""
+        n = len(self._ranks)
+        parts = [blocks[len(blocks) * k // n : len(blocks) * (k + 1) // n] for k in range(n)]
+        calls = [rank.evaluate.remote(part) for rank, part in zip(self._ranks, parts, strict=True)]
+        losses = await self._call(calls, "evaluating", self._settings.deadlines.exchange_s)
+        flat = [loss for part in losses for loss in part]
+        return [BlockLoss(block, nats, tokens) for block, (nats, tokens) in zip(blocks, flat, strict=True)]
+
+    async def save(self, round_: int) -> Awaitable[Sequence[FileEntry]]:
+        """Copies the inner state now; the awaitable yields its files once written."""
+        settings = self._settings
+        if not settings.save_inner:
+            return _nothing()
+        deadline = settings.deadlines.exchange_s
+        await self._call(
+            [rank.save.remote(settings.url, round_) for rank in self._ranks], "copying inner state", deadline
+        )
+        return self._saved(round_, deadline)
+
+    async def restore(self, manifest: Manifest) -> None:
+        """Takes up the inner state of a commit.  Raises ActorFailed or DilocoError if it does not fit."""
+        calls = [rank.restore.remote(self._settings.url, manifest) for rank in self._ranks]
+        await answers(calls, f"restoring the inner state of {self.name}", self._settings.deadlines.exchange_s)
+
+    async def build(self, anchor: RayAnchor) -> None:
+        """Brings the ranks together and, for the first island, the anchor to life."""
+        deadlines = self._settings.deadlines
+        opened = self._ranks[0].open_store.remote(deadlines.launch_s)
+        host, port = await answer(opened, f"starting rank 0 of {self.name}", deadlines.launch_s)
+        built = await self._call(
+            [rank.build.remote(host, port) for rank in self._ranks], "building the model", deadlines.launch_s
+        )
+        self.region = built[0].region
+        await anchor.start(built[0].layout, [b.node_id for b in built], self._settings.newest(), self._settings.url)
+        self._shards = anchor.count
+        connected = [rank.connect.remote(anchor.count, anchor.fragments) for rank in self._ranks]
+        await self._call(connected, "connecting to the anchor", deadlines.exchange_s)
+
+    def end(self) -> None:
+        """Kills the ranks and gives their room back."""
+        for rank in self._ranks:
+            ray.kill(rank)
+        remove_placement_group(self._group)
+
+    async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
+        stats = await self._call([returned[0] for returned in calls], what, self._settings.deadlines.exchange_s)
+        pieces = tuple(
+            Piece(k, nbytes, handle)
+            for s, (_, *handles) in zip(stats, calls, strict=True)
+            for k, (nbytes, handle) in enumerate(zip(s.nbytes, handles, strict=True))
+            if nbytes
+        )
+        norm = math.sqrt(math.fsum(s.squared_norm for s in stats)) if all(s.finite for s in stats) else math.inf
+        return Emission(pieces, norm, all(s.finite for s in stats), max(s.seconds for s in stats))
+
+    async def _saved(self, round_: int, deadline_s: float) -> Sequence[FileEntry]:
+        calls = [rank.saved.remote(round_, deadline_s) for rank in self._ranks]
+        return [
+            entry
+            for entries in await answers(calls, f"writing inner state of {self.name}", deadline_s)
+            for entry in entries
+        ]
+
+    async def _call(self, calls: Sequence[Any], what: str, deadline_s: float | None) -> list[Any]:
+        try:
+            return await answers(calls, f"{what} on {self.name}", deadline_s)
+        except ActorFailed as failed:
+            raise IslandLost(str(failed)) from failed
+
+    async def _watched(self, calls: Sequence[Any], what: str) -> list[Any]:
+        """Waits for calls as long as their ranks make steps."""
+        work = asyncio.ensure_future(self._call(calls, what, self._settings.deadlines.train_s or None))
+        watch = asyncio.ensure_future(self._watch(what))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done() and not work.done():
+                await watch
+            return await work
+        finally:
+            work.cancel()
+            watch.cancel()
+
+    async def _watch(self, what: str) -> None:
+        """Returns never; raises IslandLost when a rank stays silent."""
+        silence_s, loop = self._settings.deadlines.silence_s, asyncio.get_running_loop()
+        beats, since = [-1] * len(self._ranks), loop.time()
+        while True:
+            calls = [rank.progress.remote() for rank in self._ranks]
+            now = await self._call(calls, f"the heartbeat while {what}", silence_s)
+            self.progress = now[0]
+            if [p.beats for p in now] != beats:
+                beats, since = [p.beats for p in now], loop.time()
+            elif loop.time() - since > silence_s:
+                raise IslandLost(f"no step for {silence_s:g} s while {what}")
+            await asyncio.sleep(WATCH_S)
+
+
+class RayFleet:
+    """Starts and ends islands; see `rounds.ports.Fleet`."""
+
+    def __init__(
+        self, specs: Mapping[str, IslandSpec], anchor: RayAnchor, journal: Journal, settings: FleetSettings
+    ) -> None:
+        self.islands: dict[str, RayIsland] = {}
+        self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
+
+    async def launch(self, name: str, incarnation: int) -> RayIsland:
+        """Starts an island from nothing to a rank that could train."""
+        spec = self._specs[name]
+        try:
+            group = await reserve(f"island {name}", spec.bundles, self._settings.deadlines.placement_s)
+        except InfeasibleError as error:
+            if incarnation == 0:
+                raise
+            raise IslandLost(error.what) from error
+        job = spec.job if incarnation == 0 else _again(spec.job, incarnation)
+        ranks = [
+            RankActor.options(
+                num_cpus=bundle.get("CPU", 0.0),
+                num_gpus=bundle.get("GPU", 0.0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, k),
+                runtime_env={
+                    "env_vars": rank_environment(
+                        k, len(spec.bundles), threads=spec.threads, accelerator=spec.accelerator
+                    )
+                },
+            ).remote(job, k)
+            for k, bundle in enumerate(spec.bundles)
+        ]
+        island = RayIsland(name, incarnation, ranks, group, self._settings)
+        try:
+            await island.build(self._anchor)
+            await self._restore(island)
+        except ActorFailed as failed:
+            island.end()
+            raise IslandLost(str(failed)) from failed
+        except BaseException:
+            island.end()
+            raise
+        self.islands[name] = island
+        return island
+
+    async def retire(self, island: Any) -> None:
+        """Ends an island; one that is gone already is no matter."""
+        if self.islands.get(island.name) is island:
+            del self.islands[island.name]
+        island.end()
+
+    async def _restore(self, island: RayIsland) -> None:
+        manifest = self._settings.newest()
+        if manifest is None:
+            return
+        if not manifest.files_of("inner", island.name):
+            self._reset(island, manifest, "the commit holds no inner state of this island")
+            return
+        try:
+            await island.restore(manifest)
+        except DilocoError as error:
+            self._reset(island, manifest, error.what)
+        else:
+            self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
+
+    def _reset(self, island: RayIsland, manifest: Manifest, reason: str) -> None:
+        self._journal.event("inner_state_reset", island=island.name, round=manifest.round, reason=reason)
+
+
+def _again(job: RankJob, incarnation: int) -> RankJob:
+    from dataclasses import replace
+
+    return replace(job, incarnation=incarnation)
+
+
+async def _nothing() -> Sequence[FileEntry]:
+    return ()

@@ -1,0 +1,169 @@
+"""The journal port: events, metrics, the mirror, the trace, and the numbers that the live view shows.
+
+One place where the loop's words become the lines of `events.jsonl` and `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.calls import answers
+from ray_diloco.cluster.trace import TraceActor
+from ray_diloco.observe.events import EventLog
+from ray_diloco.observe.metrics import (
+    CommitMetrics,
+    EvalMetrics,
+    IslandMetrics,
+    Metrics,
+    MetricsLog,
+    perplexity,
+)
+from ray_diloco.observe.view import CommitView, TimeSplit
+from ray_diloco.observe.wandb_mirror import WandbMirror
+from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared, Timing
+from ray_diloco.rounds.position import Position
+
+
+@dataclass(frozen=True)
+class JournalSettings:
+    """`rounds` of the run; `trace` is the folder of the trace or None; `outer` the settings that it records."""
+
+    rounds: int
+    trace: Path | None
+    outer: Mapping[str, Any]
+    deadline_s: float
+
+
+class RunJournal:
+    """Writes what happens; see `rounds.ports.Journal`."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        metrics: MetricsLog,
+        mirror: WandbMirror,
+        position: Position,
+        anchor: RayAnchor,
+        settings: JournalSettings,
+    ) -> None:
+        self.last_commit: CommitView | None = None
+        self.eval_loss: float | None = None
+        self._events, self._metrics, self._mirror = events, metrics, mirror
+        self._position, self._anchor, self._settings = position, anchor, settings
+        self._tracer: Any = None
+        self._timings: dict[int, dict[str, Timing]] = {}
+
+    @property
+    def notes(self) -> tuple[Any, ...]:
+        """The newest events in words."""
+        return self._events.notes
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """One line of the tape."""
+        self._events.append(kind, **fields)
+
+    def island_round(self, round_: int, island: str, timing: Timing) -> None:
+        """One island's line of a round."""
+        self._append(
+            IslandMetrics(
+                island=island,
+                round=round_,
+                steps=timing.steps,
+                tokens=timing.tokens,
+                loss=timing.loss,
+                pseudo_gradient_norm=timing.norm,
+                train_s=timing.train_s,
+                send_s=timing.send_s,
+                wait_s=timing.wait_s,
+                adopt_s=timing.adopt_s,
+                bytes_up=timing.bytes_up,
+                bytes_down=timing.bytes_down,
+                tokens_per_s=timing.tokens / timing.train_s if timing.train_s else 0.0,
+            )
+        )
+        self._timings.setdefault(round_, {})[island] = timing
+        self._show_split(round_)
+
+    def committed(self, round_: int, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
+        """The line of a commit."""
+        up = sum(offer.emission.nbytes for offer, _ in offers)
+        down = prepared.update.nbytes * len(offers)
+        self._append(
+            CommitMetrics(
+                round=round_,
+                version=prepared.update.version,
+                anchor_norm=prepared.anchor_norm,
+                update_norm=prepared.update_norm,
+                contributions=len(offers),
+                commit_s=seconds,
+                tokens_committed=self._position.tokens,
+                bytes_up=up,
+                bytes_down=down,
+            )
+        )
+        tokens = sum(offer.tokens for offer, _ in offers)
+        loss = sum(offer.loss * offer.tokens for offer, _ in offers) / tokens if tokens else math.nan
+        self.last_commit = CommitView(round_, loss, prepared.update_norm, up, down)
+        self.event(
+            "round_committed",
+            round=round_,
+            rounds=self._settings.rounds,
+            version=prepared.update.version,
+            loss=loss,
+            islands=[offer.island for offer, _ in offers],
+            tokens=self._position.tokens,
+            bytes_up=up,
+            bytes_down=down,
+            weights={offer.island: weight for offer, weight in offers},
+        )
+        for old in [r for r in self._timings if r < round_ - 2]:
+            del self._timings[old]
+
+    def evaluated(self, round_: int, losses: Sequence[BlockLoss]) -> None:
+        """The line of an evaluation."""
+        tokens = sum(loss.tokens for loss in losses)
+        self.eval_loss = math.fsum(loss.nats for loss in losses) / tokens
+        ppl = perplexity(self.eval_loss)
+        self._append(EvalMetrics(round_, self.eval_loss, ppl, len(losses), tokens))
+        self.event("evaluation", round=round_, loss=self.eval_loss, ppl=ppl, blocks=len(losses))
+
+    async def trace(self, round_: int, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
+        """Keeps contributions and anchor of a round, if asked for."""
+        folder = self._settings.trace
+        if folder is None:
+            return
+        if self._tracer is None:
+            self._tracer = TraceActor.remote(str(folder), self._anchor.layout)
+        updates = await self._anchor.current() if prepared is None else [prepared.update]
+        calls = [self._tracer.write.remote(round_, "anchor", *(p.handle for u in updates for p in u.pieces))]
+        for offer, _ in offers:
+            handles = [piece.handle for piece in offer.emission.pieces]
+            calls.append(self._tracer.write.remote(round_, f"island-{offer.island}", *handles))
+        if offers:
+            description = {
+                "weights": {offer.island: weight for offer, weight in offers},
+                "outer_lr": self._settings.outer["lr"],
+                "momentum": self._settings.outer["momentum"],
+            }
+            calls.append(self._tracer.describe.remote(round_, description))
+        await answers(calls, f"tracing round {round_}", self._settings.deadline_s)
+
+    def _append(self, metrics: Metrics) -> None:
+        self._mirror.log(self._metrics.append(metrics))
+
+    def _show_split(self, round_: int) -> None:
+        """Completes the view of the last commit with the time split of its islands."""
+        timings = list(self._timings[round_].values())
+        if self.last_commit is None or self.last_commit.round != round_:
+            return
+        means = [
+            math.fsum(getattr(t, name) for t in timings) / len(timings)
+            for name in ("train_s", "send_s", "wait_s", "adopt_s")
+        ]
+        c = self.last_commit
+        self.last_commit = CommitView(c.round, c.mean_loss, c.update_norm, c.bytes_up, c.bytes_down, TimeSplit(*means))

@@ -1,0 +1,81 @@
+"""Room for an island: one placement group each, made only if the cluster can ever hold it.
+
+Ray leaves a request that no node can satisfy pending without a word, so feasibility is checked first, against the
+nodes that are alive, and the answer is a table: need, have, largest node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from ray_diloco.cluster.calls import ActorFailed, answer
+from ray_diloco.errors import InfeasibleError
+
+Bundle = dict[str, float]
+
+
+def nodes() -> list[Mapping[str, Any]]:
+    """Nodes of the cluster that are alive."""
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def check_feasible(islands: Mapping[str, Sequence[Bundle]]) -> None:
+    """Sees whether all islands together fit into the cluster, idle or not.
+
+    Bundles go, largest first, to the first node that still has room for them.
+
+    Raises:
+      InfeasibleError: RD-210, with a table of what is needed and what there is.
+    """
+    alive = nodes()
+    free = [dict(node["Resources"]) for node in alive]
+    bundles = sorted((b for group in islands.values() for b in group), key=lambda b: -sum(b.values()))
+    for bundle in bundles:
+        room = next((f for f in free if all(f.get(k, 0.0) >= v for k, v in bundle.items())), None)
+        if room is None:
+            raise InfeasibleError(
+                210,
+                f"the cluster has no room for {len(islands)} island(s)\n{_table(bundles, alive)}",
+                "ask for fewer islands (islands.count), ranks (islands.ranks) or CPUs per rank "
+                "(islands.cpus_per_rank), or add nodes; a local Ray can claim more CPUs with ray.num_cpus",
+            )
+        for key, value in bundle.items():
+            room[key] -= value
+
+
+async def reserve(name: str, bundles: Sequence[Bundle], deadline_s: float) -> PlacementGroup:
+    """Reserves room for one island.
+
+    Raises:
+      InfeasibleError: RD-211, there was no room within `deadline_s` seconds.
+    """
+    group = placement_group(list(bundles), strategy="PACK", name=name)
+    try:
+        await answer(group.ready(), f"the placement of {name}", deadline_s)
+    except (ActorFailed, asyncio.CancelledError) as error:
+        remove_placement_group(group)
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        raise InfeasibleError(
+            211,
+            f"{name} found no room within {deadline_s:g} s\n{_table(bundles, nodes())}",
+            "wait until other work on the cluster ends, ask for less, or raise deadlines.placement_s",
+        ) from None
+    return group
+
+
+def _table(bundles: Sequence[Bundle], alive: Sequence[Mapping[str, Any]]) -> str:
+    available = ray.available_resources()
+    rows = [f"    {'resource':<10}{'need':>10}{'have':>10}{'free now':>10}{'largest node':>14}"]
+    for key in sorted({key for bundle in bundles for key in bundle}):
+        need = sum(bundle.get(key, 0.0) for bundle in bundles)
+        have = [node["Resources"].get(key, 0.0) for node in alive]
+        rows.append(
+            f"    {key:<10}{need:>10g}{sum(have):>10g}{available.get(key, 0.0):>10g}{max(have, default=0):>14g}"
+        )
+    return "\n".join(rows)

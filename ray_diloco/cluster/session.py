@@ -1,0 +1,78 @@
+"""A Ray to run on: one of our own for a local run, or the cluster that `ray.address` or the environment names.
+
+A local Ray takes ports from the kernel, starts without a dashboard, lives as long as the command and is ended by it.
+Its workers run at normal priority (`RAY_worker_niceness`; Ray's default slows them on a busy machine).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from ray_diloco.config.schema import Config
+from ray_diloco.errors import ClusterError
+
+NAMESPACE = "ray_diloco"
+
+
+@contextmanager
+def ray_session(config: Config, cpus: float) -> Iterator[None]:
+    """Joins or starts a Ray for the length of the block.
+
+    Args:
+      config: `ray.*` is used.
+      cpus: what the islands need; a local Ray claims at least this and the machine's CPUs.
+
+    Raises:
+      ClusterError: RD-201, the cluster cannot be reached; RD-202, a local Ray does not start.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    address = config.ray.address or os.environ.get("RAY_ADDRESS")
+    if address:
+        _join(address)
+    else:
+        _start(config, cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ClusterError(
+            201,
+            f"no Ray cluster answers at {address!r}: {error}",
+            "see that `ray status --address …` works from this machine, or leave ray.address out to run locally",
+        ) from error
+
+
+def _start(config: Config, cpus: float) -> None:
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # The driver keeps the tape; Ray's usage statistics and its per-process metrics exporter only cost start-up time.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, -int(-cpus // 1)),
+            namespace=NAMESPACE,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=config.ray.temp_dir,
+        )
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise ClusterError(
+            202,
+            f"a local Ray could not be started: {error}",
+            "see the end of the message; often /tmp or /dev/shm is full, or ray.temp_dir is too long a path",
+        ) from error

@@ -1,0 +1,168 @@
+"""An anchor shard as a Ray actor: `outer.shard.AnchorShard` plus reading and writing its part of a commit.
+
+Payloads arrive as read-only views of the object store and leave as return values, which the driver owns.  A commit is
+written by a thread from the live buffers, without a copy: they are not written again before the second next round is
+prepared, and that waits for the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from ray_diloco.cluster.calls import actor
+from ray_diloco.outer.layout import Layout, Ranges, shard_ranges
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """What every shard of an anchor is built from.  `outer` has the keys of the `outer` section."""
+
+    layout: Layout
+    fragments: tuple[Ranges, ...]
+    outer: Mapping[str, Any]
+    codec_down: str
+    shards: int
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What a shard says of a payload that it returns; squares are sums over its elements."""
+
+    version: int
+    nbytes: int
+    anchor_squared: float = 0.0
+    update_squared: float = 0.0
+
+
+# Seconds that a round waits for the previous commit but one to be on disk before it gives up.
+WRITE_DEADLINE_S = 600.0
+
+
+class Shard:
+    """Shard `index` of an anchor."""
+
+    def __init__(self, settings: ShardSettings, index: int) -> None:
+        import torch
+
+        from ray_diloco.outer.codec import codec_of
+        from ray_diloco.outer.optimizer import outer_optimizer
+        from ray_diloco.outer.shard import AnchorShard
+
+        torch.set_num_threads(1)
+        self._settings, self._index = settings, index
+        optimizer = outer_optimizer(settings.outer["kind"], settings.outer["lr"], settings.outer["momentum"])
+        self._state_names = optimizer.state_names
+        self._shard = AnchorShard(
+            settings.layout,
+            shard_ranges(settings.layout, settings.shards)[index],
+            settings.fragments,
+            optimizer,
+            codec_of(settings.codec_down),
+        )
+        self._writer = ThreadPoolExecutor(1)
+        self._writes: dict[int, Future[list[Any]]] = {}
+        # Writes under way with the version that they read.
+        self._reading: list[tuple[int, Future[list[Any]]]] = []
+
+    def ready(self) -> None:
+        """Returns when the actor can work."""
+
+    def found(self, *payloads: np.ndarray) -> None:
+        """Sets version 0."""
+        self._shard.found(payloads)
+
+    def load(self, url: str, manifest: Any) -> None:
+        """Takes over anchor and outer state from a commit."""
+        from ray_diloco.checkpoint.store import CheckpointStore
+
+        store = CheckpointStore(url)
+        names = [t.name for t in self._settings.layout.tensors if t.name in self._shard.tensors()]
+        anchor = dict(store.load(manifest, names))
+        state = {key: dict(self._outer(store, manifest, key, names)) for key in self._state_names}
+        self._shard.load(anchor, state, {int(k): v for k, v in manifest.versions.items()})
+
+    @ray.method(num_returns=2)
+    def prepare(
+        self, key: str, fragment: int, specs: Sequence[tuple[str, float, int, int]], *payloads: np.ndarray
+    ) -> tuple[ShardStats, np.ndarray]:
+        """Prepares a round.
+
+        Args:
+          key: names the round; the same key again gives the same answer.
+          fragment: which.
+          specs: per island, in sorted order: name, weight, base version, number of its payloads.
+          payloads: of all islands, in that order.
+        """
+        from ray_diloco.outer.contribution import Contribution
+
+        self._wait_for_older_writes()
+        contributions, at = [], 0
+        for island, weight, base_version, count in specs:
+            contributions.append(Contribution(island, weight, base_version, payloads[at : at + count]))
+            at += count
+        prepared, payload = self._shard.prepare(key, fragment, contributions)
+        stats = ShardStats(prepared.version, payload.nbytes, prepared.squared_anchor_norm, prepared.squared_update_norm)
+        return stats, payload
+
+    def commit(self, key: str) -> None:
+        """Makes a prepared round the committed state."""
+        self._shard.commit(key)
+
+    def abort(self, key: str) -> None:
+        """Forgets a prepared round."""
+        self._shard.abort(key)
+
+    @ray.method(num_returns=2)
+    def current(self, fragment: int) -> tuple[ShardStats, np.ndarray]:
+        """The committed anchor of a fragment."""
+        payload = self._shard.payload(fragment)
+        return ShardStats(self._shard.versions[fragment], payload.nbytes), payload
+
+    def save(self, url: str, round_: int) -> None:
+        """Starts writing the committed state as part of the commit of `round_`."""
+        anchor = self._shard.tensors()
+        state = {key: self._shard.state_tensors(key) for key in self._state_names}
+        write = self._writer.submit(self._write, url, round_, anchor, state)
+        self._writes[round_] = write
+        self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
+
+    @ray.method(concurrency_group="writing")
+    def saved(self, round_: int) -> list[Any]:
+        """Waits for a write; returns its file entries."""
+        return self._writes.pop(round_).result(WRITE_DEADLINE_S)
+
+    def _write(
+        self, url: str, round_: int, anchor: Mapping[str, np.ndarray], state: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> list[Any]:
+        from ray_diloco.checkpoint.names import anchor_filename, outer_filename
+        from ray_diloco.checkpoint.store import CheckpointStore
+
+        store, k, n = CheckpointStore(url), self._index, self._settings.shards
+        outer = {f"{key}.{name}": array for key, arrays in state.items() for name, array in arrays.items()}
+        return [
+            store.write_tensors(round_, anchor_filename(k, n), anchor, kind="anchor"),
+            store.write_tensors(round_, outer_filename(k, n), outer, kind="outer"),
+        ]
+
+    @property
+    def _version(self) -> int:
+        return sum(self._shard.versions.values())
+
+    def _wait_for_older_writes(self) -> None:
+        """Spare buffers hold the version before the live one; a thread may still be reading them."""
+        for version, write in self._reading:
+            if version < self._version:
+                write.exception(WRITE_DEADLINE_S)
+
+    def _outer(self, store: Any, manifest: Any, key: str, names: Sequence[str]) -> list[tuple[str, np.ndarray]]:
+        loaded = store.load(manifest, [f"{key}.{name}" for name in names], kind="outer")
+        return [(name.removeprefix(f"{key}."), array) for name, array in loaded]
+
+
+ShardActor = actor(Shard, num_cpus=0, concurrency_groups={"writing": 1})

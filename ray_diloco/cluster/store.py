@@ -1,0 +1,117 @@
+"""The store port: durable commits, written by those who hold the tensors and made visible by the driver.
+
+Anchor shards and ranks write their own files; the driver collects names, sizes and digests and writes the manifest
+last.  A commit that cannot be written is an event and the previous one stays the newest: training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+from ray_diloco.checkpoint.store import CheckpointStore
+from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.calls import ActorFailed
+from ray_diloco.errors import CheckpointError, DilocoError
+from ray_diloco.rounds.ports import Journal, Snapshot
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """What every manifest of a run has in common, and how many are kept.
+
+    Attributes:
+      sinks: gives what the sinks need to go on (run id of a mirror).
+    """
+
+    run: str
+    config_digest: str
+    environment: Mapping[str, Any]
+    keep_last: int
+    keep_every: int
+    deadline_s: float
+    sinks: Callable[[], Mapping[str, Any]]
+
+
+class RayStore:
+    """Commits of one run; `newest` is the newest durable one."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        newest: Manifest | None,
+        anchor: RayAnchor,
+        journal: Journal,
+        settings: StoreSettings,
+    ) -> None:
+        self.store, self.newest = store, newest
+        self._anchor, self._journal, self._settings = anchor, journal, settings
+        self._turn = asyncio.Lock()
+
+    async def save(self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[FileEntry]]]) -> None:
+        """Makes a committed round durable; see `rounds.ports.Store`."""
+        began = time.monotonic()
+        written = self._anchor.save(self.store.url, snapshot.round)
+        async with self._turn:
+            try:
+                files = await written
+                files += await self._inner_files(snapshot.round, inner)
+                self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
+                self._journal.event(
+                    "checkpoint_written",
+                    round=snapshot.round,
+                    bytes=sum(entry.bytes for entry in files),
+                    write_s=time.monotonic() - began,
+                )
+            except (ActorFailed, CheckpointError) as error:
+                self._journal.event("checkpoint_failed", round=snapshot.round, reason=_reason(error))
+                return
+            await self._prune()
+
+    async def _inner_files(self, round_: int, inner: Mapping[str, Awaitable[Sequence[FileEntry]]]) -> list[FileEntry]:
+        """Inner states that could be written; one that could not costs its island the state, not the run the commit."""
+        files: list[FileEntry] = []
+        for island, pending in sorted(inner.items()):
+            try:
+                files += await pending
+            except (ActorFailed, DilocoError) as error:
+                self._journal.event(
+                    "warning",
+                    text=f"the inner state of island {island} is not in the commit of round {round_}: {error}",
+                )
+        return files
+
+    async def _prune(self) -> None:
+        try:
+            await asyncio.to_thread(self.store.prune, self._settings.keep_last, self._settings.keep_every)
+        except CheckpointError as error:
+            self._journal.event("warning", text=f"old commits could not be removed: {error.what}")
+
+    def _manifest(self, snapshot: Snapshot, files: Sequence[FileEntry]) -> Manifest:
+        layout = self._anchor.layout
+        if layout is None:
+            raise CheckpointError(561, "there is no anchor to commit", "this is a defect; please report it")
+        s = self._settings
+        return Manifest(
+            run=s.run,
+            round=snapshot.round,
+            versions={str(fragment): version for fragment, version in snapshot.versions.items()},
+            step=snapshot.step,
+            layout=tuple((t.name, t.shape) for t in layout.tensors),
+            files=tuple(files),
+            ledger=dict(snapshot.ledgers),
+            membership=list(snapshot.members),
+            sinks=dict(s.sinks()),
+            counters=dict(snapshot.counters),
+            environment=dict(s.environment),
+            config_digest=s.config_digest,
+            created=time.time(),
+        )
+
+
+def _reason(error: Exception) -> str:
+    return error.what if isinstance(error, DilocoError) else str(error)
