@@ -23,7 +23,7 @@ MISSING = 513
 SIZE = 514
 DIGEST = 515
 MALFORMED = 516
-ANOTHER = "resume from an earlier commit, or restore the file from a copy"
+ANOTHER = "restore the file from a copy, or remove the folder of that round to go on from the commit before it"
 
 
 class TensorFile:
@@ -90,7 +90,7 @@ def check_size(files: Files, folder: str, round_number: int, entry: FileEntry) -
         raise CheckpointError(
             MISSING,
             f"{label} is missing in {folder}",
-            "restore it or resume from an earlier commit; on several nodes run.storage must be reachable from all",
+            f"{ANOTHER}; on several nodes, run.storage must be a place that all of them reach",
         )
     if size != entry.bytes:
         raise CheckpointError(SIZE, f"{label} has {size} bytes; the manifest says {entry.bytes}", ANOTHER)

@@ -208,28 +208,37 @@ class CheckpointStore:
         self._verified.update((manifest.round, entry.name, entry.sha256) for entry in manifest.files)
 
     def load(
-        self, manifest: Manifest, names: Iterable[str] | None = None, kind: str = "anchor", *, check: bool = True
+        self,
+        manifest: Manifest,
+        names: Iterable[str] | None = None,
+        kind: str = "anchor",
+        *,
+        island: str | None = None,
+        check: bool = True,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Tensors of the anchor or the outer state, over all files; inner state comes by `load_file`.
+        """Tensors of one kind, over all files.
 
         Args:
           manifest: the commit.
           names: stored names, in the order wanted; default: all, file by file.
-          kind: anchor | outer.
+          kind: anchor | outer | inner.
+          island: whose, for inner state.
           check: compare each file with its digest before the first tensor of it.
 
         Yields:
           Name and read-only array; local files are mapped and read as the array is touched.
 
         Raises:
-          CheckpointError: 513 to 516, a file is missing or damaged; 517, a name is in no file or in two.
+          CheckpointError: 513 to 516, a file is missing or damaged; 517, a name is in no file, or in two of anchor or
+            outer state (of inner state, the first one counts).
         """
         with storage_errors(f"read the {kind} of round {manifest.round}", self.url):
-            opened = [self._open(manifest, entry) for entry in manifest.files_of(kind)]
+            opened = [self._open(manifest, entry) for entry in manifest.files_of(kind, island)]
             where: dict[str, TensorFile] = {}
             for file in opened:
                 for name in file.tensors:
-                    if where.setdefault(name, file) is not file:
+                    # Ranks of an island cut its state into pieces, but each has the step count.
+                    if where.setdefault(name, file) is not file and kind != "inner":
                         raise absent(manifest, kind, f"tensor {name!r} is in two files")
             for name in where if names is None else names:
                 if name not in where:

@@ -125,6 +125,35 @@ def test_a_rank_reads_its_own_inner_file(url):
     assert number_of(lambda: list(store.load_file(manifest, entry, ["absent"]))) == 517
 
 
+def test_inner_state_of_an_island_comes_from_the_files_of_all_its_ranks(url):
+    store = CheckpointStore(url)
+    manifest = write(store, 0)
+    pieces = [
+        store.write_tensors(
+            0,
+            inner_filename(island, rank),
+            {"step": np.array(7), f"exp_avg@{rank}": np.full(2, rank)},
+            kind="inner",
+            island=island,
+        )
+        for island in ("a", "a/b")
+        for rank in range(3)
+    ]
+    manifest = store.commit(dataclasses.replace(manifest, files=(*manifest.files, *pieces)))
+    loaded = {name: array.tolist() for name, array in store.load(manifest, kind="inner", island="a/b")}
+    assert loaded == {"step": 7, "exp_avg@0": [0, 0], "exp_avg@1": [1, 1], "exp_avg@2": [2, 2]}
+    assert list(store.load(manifest, kind="inner", island="absent")) == []
+
+
+def test_a_file_without_tensors_is_a_file(url):
+    store = CheckpointStore(url)
+    manifest = write(store, 0)
+    empty = store.write_tensors(0, "outer-00000-of-00001.safetensors", {}, kind="outer")
+    manifest = store.commit(dataclasses.replace(manifest, files=(empty,)))
+    assert list(store.load(manifest, kind="outer")) == []
+    store.verify(manifest)
+
+
 def test_island_names_make_file_names_that_are_safe_and_distinct():
     names = [inner_filename(island, 0) for island in ("eu/west", "eu_west", "eu west", "../x", "é")]
     assert len(set(names)) == 5
