@@ -28,6 +28,9 @@ STATE_STYLES = {
     "evaluating": "magenta",
     "waiting": "yellow",
     "launching": "blue",
+    "joining": "blue",
+    "ready": "dim",
+    "done": "dim",
     "lost": "bold red",
 }
 STATUS_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow", "stopping": "yellow"}

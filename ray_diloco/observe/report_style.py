@@ -38,7 +38,7 @@ p { margin: 8px 0; }
 .tile, .card { background: var(--card); border: 1px solid var(--faint); border-radius: 10px; }
 .tile { padding: 12px 16px; }
 .tile b { display: block; font-size: 22px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; }
+.tile span { display: block; line-height: 1.4; color: var(--soft); font-size: 13px; }
 .card { padding: 18px 20px; margin-bottom: 14px; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 14px; }
 .pair .card { margin: 0; }

@@ -22,11 +22,11 @@ def show_count(value: float | None) -> str:
 
 
 def show_seconds(value: float | None) -> str:
-    """`value` seconds: 4 ms, 0.42 s, 12.3 s, 2m 05s, 1h 02m, 3d 04h."""
+    """`value` seconds: 4 ms, 0.42 s, 12.3 s, 2m 05s, 1h 02m, 3d 04h; a time that is over is 0 s."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value < 0.0995:
-        return f"{value * 1000:.0f} ms" if value else "0 s"
+        return f"{value * 1000:.0f} ms" if value > 0 else "0 s"
     if value < 9.95:
         return f"{value:.2g} s"
     if value < 59.95:

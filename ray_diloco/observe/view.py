@@ -34,7 +34,7 @@ class IslandView:
     """One island, now.
 
     Args:
-      state: one word: launching, training, sending, waiting, adopting, evaluating, lost, …
+      state: one word: launching, joining, ready, training, sending, waiting, adopting, evaluating, lost, done.
       step, steps: inner steps done in this round, and planned for it.
       loss: latest inner loss, nats per token.
       tokens_per_s: over the latest inner steps.

@@ -47,7 +47,7 @@ class WandbMirror:
         config: Mapping[str, Any],
         directory: Path,
         *,
-        warn: Callable[[str], None],
+        warn: Callable[[str], object],
         parent: str | None = None,
         init_limit_s: float = INIT_LIMIT_S,
         load: Callable[[], Any] = lambda: importlib.import_module("wandb"),
@@ -145,8 +145,11 @@ class WandbMirror:
         self._warn(f"wandb has not opened within {self._init_limit_s:g} s; the run goes on and lines are kept for it.")
 
     def _give_up(self, text: str) -> None:
-        self._failed.set()
-        self._warn(text)
+        """Say once that nothing more is sent; after that the mirror's thread is nobody's business."""
+        self._late.cancel()
+        if not self._failed.is_set():
+            self._failed.set()
+            self._warn(text)
 
 
 def mirror_metrics(path: Path, mirror: WandbMirror) -> int:

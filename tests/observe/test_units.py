@@ -30,6 +30,7 @@ def test_counts_are_short(value: float, text: str) -> None:
     ("value", "text"),
     [
         (0, "0 s"),
+        (-1, "0 s"),
         (0.0042, "4 ms"),
         (0.42, "0.42 s"),
         (12.34, "12.3 s"),

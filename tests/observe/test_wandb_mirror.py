@@ -123,12 +123,13 @@ def test_what_comes_before_a_slow_start_is_sent_after_it_and_the_slowness_is_sai
 
 def test_a_start_that_never_ends_costs_a_warning_and_the_time_limit(tmp_path: Path) -> None:
     gate = threading.Event()
-    wandb, warn = FakeWandb(gate), Warnings()
+    wandb, warn = FakeWandb(gate, RuntimeError("connection lost")), Warnings()
     opened = mirror(wandb, warn, tmp_path)
     opened.log(LINES[0])
     assert not opened.finish(0.01)
-    assert warn.texts == ["wandb did not take the rest within 0.01 s; metrics.jsonl has all of it."]
     gate.set()
+    assert not opened.finish(10)
+    assert warn.texts == ["wandb did not take the rest within 0.01 s; metrics.jsonl has all of it."]
 
 
 def test_a_start_that_fails_is_one_warning_and_later_lines_are_dropped(tmp_path: Path) -> None:
