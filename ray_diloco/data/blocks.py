@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
-from ray_diloco.data.cache import cache_folder, discard, key_of, publish
+from ray_diloco.data.cache import cache_folder, key_of, publish
 from ray_diloco.data.documents import TEXT_IDENTITY, Source
 from ray_diloco.data.heldout import Split
 from ray_diloco.data.packing import pack, token_dtype
@@ -119,7 +119,7 @@ def _check(data: DataConfig) -> None:
 
 
 def _load_about(folder: Path) -> dict[str, Any] | None:
-    """What a prepared folder says about itself; None, and no folder, where it is missing or damaged."""
+    """What a prepared folder says about itself; None where it is missing or damaged."""
     try:
         about: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         tokens = folder / _TOKENS
@@ -127,11 +127,8 @@ def _load_about(folder: Path) -> dict[str, Any] | None:
         if intact and about["bytes"] <= _VERIFY_BYTES:
             intact = _digest_of(tokens) == about["digest"]
     except (OSError, ValueError, KeyError):
-        intact = False
-    if intact:
-        return about
-    discard(folder)
-    return None
+        return None
+    return about if intact else None
 
 
 def _digest_of(tokens: Path) -> str:
@@ -145,7 +142,7 @@ def _digest_of(tokens: Path) -> str:
 def _prepare_now(
     folder: Path, sequence_length: int, source: Source, identity: str, encoder: Tokenizer, reporter: Reporter
 ) -> None:
-    with publish(folder) as draft:
+    with publish(folder, replace=folder.exists()) as draft:
         (draft / _TOKENIZER).mkdir()
         encoder.save(draft / _TOKENIZER)
         with (draft / _TOKENS).open("wb") as file:

@@ -41,11 +41,15 @@ def key_of(*parts: object) -> str:
 
 
 @contextlib.contextmanager
-def publish(target: Path) -> Iterator[Path]:
+def publish(target: Path, replace: bool = False) -> Iterator[Path]:
     """Lends an empty folder that becomes `target` when the block ends well, and is removed otherwise.
 
     If another process published `target` meanwhile, its folder stays and this one is dropped: a target's name says
     what is in it.
+
+    Args:
+      target: the folder to publish.
+      replace: there is a damaged one to take away first; readers that have it open keep their pages.
 
     Raises:
       DataError: 333, the cache cannot be written.
@@ -55,6 +59,8 @@ def publish(target: Path) -> Iterator[Path]:
         folder.mkdir(parents=True)
         _sweep(target.parent)
         yield folder
+        if replace:
+            _remove(target)
         try:
             folder.rename(target)
         except OSError:
@@ -64,18 +70,6 @@ def publish(target: Path) -> Iterator[Path]:
         raise unwritable(target, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def discard(target: Path) -> None:
-    """Removes a published folder that turned out to be damaged; readers that have it open keep their pages."""
-    grave = _draft(target)
-    try:
-        target.rename(grave)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise unwritable(target, error) from error
-    shutil.rmtree(grave, ignore_errors=True)
 
 
 def unwritable(target: Path, error: OSError) -> DataError:
@@ -89,6 +83,14 @@ def unwritable(target: Path, error: OSError) -> DataError:
 
 def _draft(target: Path) -> Path:
     return target.with_name(f".{target.name[:40]}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+
+def _remove(target: Path) -> None:
+    """In one step for whoever looks for it."""
+    grave = _draft(target)
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(grave)
+    shutil.rmtree(grave, ignore_errors=True)
 
 
 def _sweep(parent: Path) -> None:

@@ -32,7 +32,7 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
         raise DataError(
             310,
             f"{key}={path}: {module_name} has no function {name!r}; it has: {public or 'none'}",
-            f"correct the name after the colon, or define {name} in {module.__file__ or module_name}.",
+            f"correct the name after the colon, or define {name} in {module_name}.",
         )
     return function
 

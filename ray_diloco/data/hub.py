@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from ray_diloco.data.progress import Reporter
 from ray_diloco.errors import DataError
 
 _ROWS = 256
+# What `save_to_disk` writes beside the data.
+_SAVED = ("state.json", "dataset_dict.json")
+# In the names of what its transports raise without a network.
+_UNREACHABLE = ("Offline", "Connect", "Timeout")
 
 
 def hub_source(config: DataConfig) -> Source:
@@ -36,76 +41,81 @@ def hub_source(config: DataConfig) -> Source:
     folder = Path(config.dataset).expanduser()
     if not folder.is_dir() and config.dataset.startswith(("/", ".", "~")):
         raise DataError(309, f"data.dataset={config.dataset}: there is no such folder", "correct the path.")
+    dataset = _Dataset(config, folder if folder.is_dir() else None)
     return Source(
-        title=f"dataset {config.dataset}, split {config.split}",
-        pieces=lambda: _pieces(config),
-        identity=lambda reporter: _identity(config, reporter),
+        title=f"dataset {config.dataset}, split {config.split}", pieces=dataset.pieces, identity=dataset.identity
     )
 
 
-def _identity(config: DataConfig, reporter: Reporter) -> str:
-    settings = (config.dataset_config, config.split, config.text_column)
-    folder = _folder(config)
-    if folder is not None:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        names = [path.relative_to(folder).as_posix() for path in files]
+class _Dataset:
+    """One state of a dataset: its builder is made once, so that a commit on the hub meanwhile changes nothing."""
+
+    def __init__(self, config: DataConfig, folder: Path | None) -> None:
+        self._config = config
+        self._folder = folder
+
+    def identity(self, reporter: Reporter) -> str:
+        config = self._config
+        settings = (config.dataset_config, config.split, config.text_column)
+        if self._folder is None:
+            # The hash is the commit of the dataset's repository.
+            return key_of("hub", config.dataset, self._builder.config.name, self._builder.hash, *settings)
+        files = sorted(path for path in self._folder.rglob("*") if path.is_file())
+        names = [path.relative_to(self._folder).as_posix() for path in files]
         return key_of("folder", names, files_digest(files, cache_folder(config.cache), reporter), *settings)
+
+    def pieces(self) -> Iterator[Piece]:
+        column, place = self._config.text_column, f"dataset {self._config.dataset}"
+        try:
+            rows = self._rows()
+            columns = rows.column_names or list(next(iter(rows), {column: ""}))
+            if column not in columns:
+                raise missing_column(place, column, columns)
+            for batch in rows.select_columns([column]).iter(batch_size=_ROWS):
+                for value in batch[column]:
+                    yield Piece(text_of(value, place, column), True)
+        except DataError:
+            raise
+        except Exception as error:  # the library raises whatever its transports and parsers raise
+            raise _unloadable(self._config, error) from error
+
+    @cached_property
+    def _builder(self) -> Any:
+        """A `datasets.DatasetBuilder`."""
+        import datasets
+
+        path = str(self._config.dataset) if self._folder is None else str(self._folder)
+        try:
+            return datasets.load_dataset_builder(path, self._config.dataset_config)
+        except Exception as error:  # as above
+            raise _unloadable(self._config, error) from error
+
+    def _rows(self) -> Any:
+        """A `datasets.Dataset` or `IterableDataset`."""
+        if self._folder is not None and any((self._folder / name).exists() for name in _SAVED):
+            return _saved_rows(self._folder, self._config.split)
+        if self._config.streaming:
+            return self._builder.as_streaming_dataset(split=self._config.split)
+        self._builder.download_and_prepare()
+        return self._builder.as_dataset(split=self._config.split)
+
+
+def _saved_rows(folder: Path, split: str) -> Any:
     import datasets
 
-    try:
-        builder = datasets.load_dataset_builder(str(config.dataset), config.dataset_config)
-    except Exception as error:  # the library raises whatever its transports raise
-        raise _unloadable(config, error) from error
-    # The hash holds the commit of the dataset's repository.
-    return key_of("hub", config.dataset, builder.config.name, builder.hash, *settings)
-
-
-def _pieces(config: DataConfig) -> Iterator[Piece]:
-    place = f"dataset {config.dataset}"
-    try:
-        rows = _load(config)
-        columns = rows.column_names or list(next(iter(rows), {config.text_column: ""}))
-        if config.text_column not in columns:
-            raise missing_column(place, config.text_column, columns)
-        for batch in rows.select_columns([config.text_column]).iter(batch_size=_ROWS):
-            for value in batch[config.text_column]:
-                yield Piece(text_of(value, place, config.text_column), True)
-    except DataError:
-        raise
-    except Exception as error:  # the library raises whatever its transports and parsers raise
-        raise _unloadable(config, error) from error
-
-
-def _load(config: DataConfig) -> Any:
-    """A `datasets.Dataset` or `IterableDataset`."""
-    import datasets
-
-    folder = _folder(config)
-    if folder is None or not ((folder / "state.json").exists() or (folder / "dataset_dict.json").exists()):
-        path = str(config.dataset) if folder is None else str(folder)
-        return datasets.load_dataset(path, config.dataset_config, split=config.split, streaming=config.streaming)
     saved = datasets.load_from_disk(str(folder))
     if not isinstance(saved, dict):
         # A dataset saved alone keeps the name of its split, or has none.
-        saved = {str(saved.split or config.split): saved}
-    if config.split not in saved:
-        raise DataError(
-            309,
-            f"data.dataset={config.dataset} has no split {config.split!r}; splits: {', '.join(saved)}",
-            "set data.split to one.",
-        )
-    return saved[config.split]
-
-
-def _folder(config: DataConfig) -> Path | None:
-    folder = Path(str(config.dataset)).expanduser()
-    return folder if folder.is_dir() else None
+        saved = {str(saved.split or split): saved}
+    if split not in saved:
+        raise DataError(309, f"{folder} has no split {split!r}; splits: {', '.join(saved)}", "set data.split to one.")
+    return saved[split]
 
 
 def _unloadable(config: DataConfig, error: Exception) -> DataError:
     what = f"cannot load {config.dataset} (split {config.split}): {type(error).__name__}: {error}"
     mend = "check data.dataset, data.dataset_config and data.split."
-    if isinstance(error, ConnectionError) or "Offline" in type(error).__name__:
+    if isinstance(error, ConnectionError) or any(sign in type(error).__name__ for sign in _UNREACHABLE):
         offline = os.environ.get("HF_HUB_OFFLINE")
         mend = (
             "HF_HUB_OFFLINE is set: unset it, or run once with a network so that the dataset is stored."

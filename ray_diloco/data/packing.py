@@ -19,8 +19,8 @@ from ray_diloco.data.tokenizers import Tokenizer
 from ray_diloco.errors import DataError
 
 # A batch ends at so many bytes of text or so many pieces.
-_BATCH_BYTES = 1 << 20
-_BATCH_PIECES = 4096
+_BATCH_BYTES = 1 << 18
+_BATCH_PIECES = 1024
 
 
 @dataclass(frozen=True)
