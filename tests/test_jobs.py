@@ -1,0 +1,165 @@
+"""The scripts in jobs/ and cluster.yaml: what they hand to Ray, read from a stand-in for the `ray` command."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def ray(tmp_path: Path) -> Path:
+    """A `ray` command that writes down its arguments and the settings in its environment."""
+    command = tmp_path / "ray"
+    command.write_text(
+        f"#!/usr/bin/env bash\nprintf '%s\\0' \"$@\" >{tmp_path}/arguments\nenv | grep ^RAY_ >{tmp_path}/environment\n"
+    )
+    command.chmod(0o755)
+    return command
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    """Somebody who listens where the cluster's dashboard would."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def run(script: str, *arguments: str, ray: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        [str(ROOT / "jobs" / script), *arguments],
+        env={**plain, "RAY": str(ray), "HOME": str(ray.parent), **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def handed_over(ray: Path) -> list[str]:
+    return (ray.parent / "arguments").read_text().split("\0")[:-1]
+
+
+def options(arguments: list[str]) -> dict[str, str]:
+    """`--name value` and `--name=value` alike."""
+    return dict(re.findall(r"--([\w-]+)[ =]([^\s-]\S*)", " ".join(arguments)))
+
+
+def write_token(ray: Path) -> None:
+    (ray.parent / ".ray").mkdir()
+    (ray.parent / ".ray" / "auth_token").write_text("secret")
+
+
+def cluster() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "cluster.yaml").read_text())
+
+
+def test_a_run_is_submitted_with_its_arguments_untouched(ray: Path, dashboard: str) -> None:
+    done = run("train.sh", "run.name=a b", "islands.names=[eu,us]", ray=ray, RAY_ADDRESS=dashboard)
+    assert done.returncode == 0, done.stderr
+    arguments = handed_over(ray)
+    assert arguments[:4] == ["job", "submit", "--address", dashboard]
+    command = ["ray-diloco", "train", "ray.address=auto", "run.root=~/ray_diloco/runs"]
+    assert arguments[arguments.index("--") + 1 :] == [*command, "run.name=a b", "islands.names=[eu,us]"]
+
+
+def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str) -> None:
+    done = run("train.sh", ray=ray, RAY_ADDRESS=dashboard)
+    kib = re.search(r"uploading at most (\d+) KiB", done.stdout)
+    assert kib is not None and 50 < int(kib[1]) < 5_000
+    arguments = handed_over(ray)
+    excluded = json.loads(arguments[arguments.index("--runtime-env-json") + 1])["excludes"]
+    # Every hidden folder, .git and .venv among them.
+    assert {"/.*", "/runs", "/wandb"} <= set(excluded)
+
+
+def test_a_submission_can_return_at_once(ray: Path, dashboard: str) -> None:
+    run("train.sh", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no", RUNS="/data/runs")
+    assert "--no-wait" in handed_over(ray) and "run.root=/data/runs" in handed_over(ray)
+
+
+def test_a_cluster_that_does_not_answer_is_named(ray: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = f"http://127.0.0.1:{server.getsockname()[1]}"
+    done = run("train.sh", ray=ray, RAY_ADDRESS=free)
+    assert done.returncode == 2
+    assert f"nobody answers at RAY_ADDRESS={free}" in done.stderr
+
+
+def test_a_machine_joins_with_its_region_its_own_address_and_fixed_ports(ray: Path) -> None:
+    write_token(ray)
+    done = run("join.sh", "127.0.0.1", "eu-west", "--num-gpus", "2", ray=ray)
+    assert done.returncode == 0, done.stderr
+    given = options(handed_over(ray))
+    expected = {
+        "address": "127.0.0.1:6379",
+        "node-ip-address": "127.0.0.1",
+        "labels": "ray.io/availability-region=eu-west",
+        "num-gpus": "2",
+    }
+    assert {name: given[name] for name in expected} == expected
+    assert "RAY_AUTH_MODE=token" in (ray.parent / "environment").read_text().splitlines()
+
+
+def test_a_machine_without_a_region_takes_its_labels_file(ray: Path, tmp_path: Path) -> None:
+    write_token(ray)
+    labels = tmp_path / "labels.yaml"
+    labels.write_text("ray.io/availability-region: eu-west\n")
+    run("join.sh", "127.0.0.1", ray=ray, LABELS=str(labels))
+    assert options(handed_over(ray))["labels-file"] == str(labels)
+
+
+@pytest.mark.parametrize(
+    "arguments, settings, word",
+    [
+        ([], {}, "head's address is missing"),
+        (["127.0.0.1"], {"LABELS": "/nowhere/labels.yaml"}, "no labels in /nowhere/labels.yaml"),
+        (["127.0.0.1", "eu"], {}, "no cluster token"),
+        (["no.such.host.invalid", "eu"], {"RAY_AUTH_MODE": "disabled"}, "no route to no.such.host.invalid"),
+    ],
+)
+def test_joining_says_what_is_missing(ray: Path, arguments: list[str], settings: dict[str, str], word: str) -> None:
+    done = run("join.sh", *arguments, ray=ray, **settings)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert not (ray.parent / "arguments").exists()
+
+
+def test_the_cluster_file_passes_rays_own_check() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = prepare_config(cluster())
+    validate_config(config)
+    assert config["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+def test_the_cluster_file_mounts_what_exists() -> None:
+    local = [path for path in cluster()["file_mounts"].values() if not path.startswith("~")]
+    assert local and all((ROOT / path).exists() for path in local)
+
+
+def test_head_and_joining_machines_use_the_same_ports_outside_those_that_ray_deals_out(ray: Path) -> None:
+    write_token(ray)
+    run("join.sh", "127.0.0.1", "eu", ray=ray)
+    worker, head = options(handed_over(ray)), options(cluster()["head_start_ray_commands"])
+    shared = {name for name in worker if name.endswith("-port")}
+    assert len(shared) == 8
+    assert {name: head[name] for name in shared} == {name: worker[name] for name in shared}
+    ports = [int(value) for name, value in head.items() if name.endswith("port")]
+    assert len(set(ports)) == len(ports) == 11
+    assert not [port for port in ports if 10002 <= port <= 19999]
+    assert worker["address"].endswith(f":{head['port']}")
+
+
+def test_the_cluster_file_stops_no_ray_but_its_own() -> None:
+    commands = cluster()["head_start_ray_commands"] + cluster()["worker_start_ray_commands"]
+    assert not [command for command in commands if "ray stop" in command]
+    assert sum("RAY_AUTH_MODE=token" in command for command in cluster()["head_start_ray_commands"]) == 1
