@@ -46,7 +46,7 @@ class Work:
 
 
 def mean(contributions: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor) -> None:
-    """`Σ w_m Δ_m`, in the order given: exact for equal contributions whose factors are powers of two."""
+    """`Σ w_m Δ_m`, in the order given.  One, two or four equal contributions of equal weight give back their bits."""
     torch.mul(contributions[0], factors[0], out=out)
     for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
         out.add_(contribution, alpha=factor)
