@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the driver.
 VIEW_S = 0.25
+# Seconds between two lines about the preparation of data.
+NOTE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,12 @@ def prepare_data(config: Config, display: Display | None = None) -> tuple[dict[s
     """
     from ray_diloco.data.blocks import prepare
 
+    said = 0.0
+
     def progress(what: str, done: int, total: int | None) -> None:
-        if display is not None:
+        nonlocal said
+        if display is not None and time.monotonic() - said > NOTE_S:
+            said = time.monotonic()
             display.note(f"{what}: {done / 1e6:.1f} MB" + (f" of {total / 1e6:.1f} MB" if total else ""))
 
     heldout = prepare(config.data, config.tokenizer, progress)

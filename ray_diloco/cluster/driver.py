@@ -75,10 +75,13 @@ class Driver:
         with contextlib.ExitStack() as closing:
             closing.callback(directory.lock().release)
             store = CheckpointStore(config.run.storage or str(directory.path))
-            survey = await asyncio.to_thread(store.survey)
+            # Full: a damaged file must cost one commit now, not the resume later.
+            survey = await asyncio.to_thread(lambda: store.survey(full=True))
             manifest = survey.manifest
             if manifest is not None and config.run.fresh:
                 raise refuse_fresh(config.run.name, manifest.round)
+            # What was passed over would be taken for the future of the commit that the run goes on from.
+            await asyncio.to_thread(store.discard_after, manifest.round if manifest else -1)
             directory.config.write_text(self._job.config_yaml, encoding="utf-8")
             events, metrics = EventLog(directory.events), MetricsLog(directory.metrics)
             closing.callback(events.close)
@@ -128,7 +131,8 @@ class Driver:
         config = self._config
         position = _position(manifest)
         self._first_round = position.round
-        mirror = self._mirror(manifest, events, directory)
+        dropped = metrics.truncate_after(position.round if manifest else -1)
+        mirror = self._mirror(manifest, dropped > 0, events, directory)
         anchor = RayAnchor(
             AnchorSettings(
                 asdict(config.outer),
@@ -142,7 +146,7 @@ class Driver:
         journal = self._journal = RunJournal(
             events, metrics, mirror, position, anchor, _journal_settings(config, directory)
         )
-        self._open_books(journal, metrics, manifest, skipped)
+        self._open_books(journal, metrics.cut_bytes, dropped, manifest, skipped)
         environment = environment_report()
         durable = RayStore(
             store,
@@ -182,14 +186,14 @@ class Driver:
             raise failure
         return summary
 
-    def _open_books(self, journal: RunJournal, metrics: MetricsLog, manifest: Manifest | None, skipped: Any) -> None:
-        """Brings the tape and the metrics to where the run goes on."""
+    def _open_books(
+        self, journal: RunJournal, torn: int, dropped: int, manifest: Manifest | None, skipped: Any
+    ) -> None:
+        """Says on the tape where the run begins or goes on, and what had to be left behind for that."""
         config = self._config
         if manifest is None:
-            dropped = metrics.truncate_after(-1)
             journal.event("run_started", run=config.run.name, islands=island_names(config), rounds=config.run.rounds)
         else:
-            dropped = metrics.truncate_after(manifest.round)
             journal.event(
                 "run_resumed",
                 run=config.run.name,
@@ -197,13 +201,19 @@ class Driver:
                 rounds=config.run.rounds,
                 tokens=manifest.counters["tokens"],
             )
+        if torn:
+            journal.event("log_repaired", file="metrics.jsonl", bytes=torn)
         for passed in skipped:
             journal.event("warning", text=f"commit of round {passed.round} is not usable: {passed.reason}")
         if dropped:
             journal.event("metrics_truncated", round=manifest.round if manifest else 0, lines=dropped)
 
-    def _mirror(self, manifest: Manifest | None, events: EventLog, directory: RunDirectory) -> WandbMirror:
+    def _mirror(
+        self, manifest: Manifest | None, rolled_back: bool, events: EventLog, directory: RunDirectory
+    ) -> WandbMirror:
+        """The mirror: the run's own, or a new one with the old as parent where history would have to be rewritten."""
         config = self._config
+        before = manifest.sinks.get("wandb_run_id") if manifest else None
 
         def warn(text: str) -> None:
             loop.call_soon_threadsafe(lambda: events.append("warning", text=text))
@@ -213,10 +223,11 @@ class Driver:
             config.observe.wandb,  # type: ignore[arg-type]
             config.observe.wandb_project,
             config.run.name,
-            manifest.sinks.get("wandb_run_id") if manifest else None,
+            None if rolled_back else before,
             asdict(config),
             directory.path,
             warn=warn,
+            parent=before if rolled_back else None,
         )
 
     async def _finish(

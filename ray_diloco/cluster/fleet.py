@@ -241,7 +241,7 @@ class RayFleet:
     async def retire(self, island: Any) -> None:
         """Ends an island; one that is gone already is no matter."""
         if self.islands.get(island.name) is island:
-            del self.islands[island.name]
+            self.islands.pop(str(island.name))
         island.end()
 
     async def _restore(self, island: RayIsland) -> None:

@@ -84,6 +84,7 @@ class RunJournal:
                 bytes_up=timing.bytes_up,
                 bytes_down=timing.bytes_down,
                 tokens_per_s=timing.tokens / timing.train_s if timing.train_s else 0.0,
+                wall_s=timing.wall_s,
             )
         )
         self._timings.setdefault(round_, {})[island] = timing

@@ -54,7 +54,7 @@ async def reserve(name: str, bundles: Sequence[Bundle], deadline_s: float) -> Pl
     Raises:
       InfeasibleError: RD-211, there was no room within `deadline_s` seconds.
     """
-    group = placement_group(list(bundles), strategy="PACK", name=name)
+    group: PlacementGroup = placement_group(list(bundles), strategy="PACK", name=name)
     try:
         await answer(group.ready(), f"the placement of {name}", deadline_s)
     except (ActorFailed, asyncio.CancelledError) as error:
@@ -70,7 +70,7 @@ async def reserve(name: str, bundles: Sequence[Bundle], deadline_s: float) -> Pl
 
 
 def _table(bundles: Sequence[Bundle], alive: Sequence[Mapping[str, Any]]) -> str:
-    available = ray.available_resources()
+    available = ray.available_resources()  # type: ignore[no-untyped-call]
     rows = [f"    {'resource':<10}{'need':>10}{'have':>10}{'free now':>10}{'largest node':>14}"]
     for key in sorted({key for bundle in bundles for key in bundle}):
         need = sum(bundle.get(key, 0.0) for bundle in bundles)

@@ -20,7 +20,6 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
 
-
 # The node label that says where a node is.
 REGION_LABEL = "ray.io/availability-region"
 
@@ -205,7 +204,8 @@ class Rank:
         """Takes over the inner state that a commit holds of this island."""
         from ray_diloco.checkpoint.store import CheckpointStore
 
-        store, pieces = CheckpointStore(url), {}
+        store = CheckpointStore(url)
+        pieces: dict[str, np.ndarray] = {}
         for entry in manifest.files_of("inner", self._job.island):
             pieces.update(store.load_file(manifest, entry))
         self._inner.load_inner_state(pieces)

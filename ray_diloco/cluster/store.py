@@ -69,6 +69,7 @@ class RayStore:
                 )
             except (ActorFailed, CheckpointError) as error:
                 self._journal.event("checkpoint_failed", round=snapshot.round, reason=_reason(error))
+                await self._abandon(snapshot.round)
                 return
             await self._prune()
 
@@ -84,6 +85,15 @@ class RayStore:
                     text=f"the inner state of island {island} is not in the commit of round {round_}: {error}",
                 )
         return files
+
+    async def _abandon(self, round_: int) -> None:
+        """Frees what a failed commit has written: on a full disk it would block every later one."""
+        try:
+            await asyncio.to_thread(self.store.abandon, round_)
+        except CheckpointError as error:
+            self._journal.event(
+                "warning", text=f"what was written of round {round_} could not be removed: {error.what}"
+            )
 
     async def _prune(self) -> None:
         try:
@@ -110,6 +120,7 @@ class RayStore:
             environment=dict(s.environment),
             config_digest=s.config_digest,
             created=time.time(),
+            previous=self.newest.digest if self.newest else "",
         )
 
 

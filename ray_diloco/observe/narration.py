@@ -35,7 +35,7 @@ SENTENCES: dict[str, str | None] = {
         "[ · up {bytes_up}][ · down {bytes_down}][ · {round_s}]"
     ),
     "round_aborted": "round {round} given up[: {reason}]",
-    "checkpoint_written": "checkpoint of round {round} written[, {bytes}][ in {write_s}]",
+    "checkpoint_written": None,
     "checkpoint_failed": "checkpoint of round {round} failed[: {reason}]; the run goes on",
     "checkpoint_skipped": "checkpoint of round {round} skipped[: {reason}]",
     "inner_state_restored": "island {island} took up its inner optimiser state[ of round {round}]",
