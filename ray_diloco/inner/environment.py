@@ -8,7 +8,10 @@ missing.  `LOCAL_SIZE` must stay unset: with it DeepSpeed compiles an op for 45 
 
 from __future__ import annotations
 
-import ipaddress
+import socket
+from typing import Any
+
+import psutil
 
 # Keep large temporaries in the heap between steps: no page faults for each of them.
 _MALLOC = {
@@ -18,19 +21,16 @@ _MALLOC = {
 }
 
 
-def rank_environment(
-    rank: int, world: int, *, threads: int = 1, host: str = "127.0.0.1", accelerator: str = "cpu"
-) -> dict[str, str]:
+def rank_environment(rank: int, world: int, *, threads: int = 1, accelerator: str = "cpu") -> dict[str, str]:
     """Variables of one rank's process.
 
     Args:
       rank: position in the island, from 0.
       world: ranks of the island.
       threads: CPU threads of this rank.
-      host: address of rank 0; a loopback address keeps gloo off every other interface.
       accelerator: `cpu` or `cuda`.
     """
-    environment = {
+    return {
         "DS_ACCELERATOR": accelerator,
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -42,21 +42,28 @@ def rank_environment(
         "PYTHONWARNINGS": "ignore::FutureWarning",
         **_MALLOC,
     }
-    if is_loopback(host):
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    return environment
 
 
 def rendezvous_environment(host: str, port: int) -> dict[str, str]:
-    """Variables that are known only when rank 0 has opened its store."""
-    return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    """Variables that are known only when rank 0 has opened its store; gloo reads them when a group is made.
+
+    gloo otherwise takes the interface that the machine's own name resolves to, which may not lead to the other ranks.
+    """
+    environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    interface = interface_towards(host)
+    if interface is not None:
+        environment["GLOO_SOCKET_IFNAME"] = interface
+    return environment
 
 
-def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def interface_towards(host: str) -> str | None:
+    """Name of the network interface of this machine from which `host` is reached; None if there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket sends nothing: it only looks up the route.
+            probe.connect((host, 9))
+        except OSError:
+            return None
+        own: str = probe.getsockname()[0]
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next((name for name, found in interfaces.items() if any(a.address == own for a in found)), None)

@@ -47,7 +47,9 @@ def join(
       InnerError: RD-740, not all ranks came in time.
     """
     timeout = timedelta(seconds=timeout_s)
-    os.environ.update(rendezvous_environment(host, port))
+    variables = rendezvous_environment(host, port)
+    chosen = {"GLOO_SOCKET_IFNAME"} & os.environ.keys()
+    os.environ.update({name: value for name, value in variables.items() if name not in chosen})
     try:
         if store is None:
             store = HashStore() if world == 1 else TCPStore(host, port, None, is_master=False, timeout=timeout)
@@ -63,9 +65,10 @@ def join(
 
 def leave() -> None:
     """Leaves the process group; a new one, of any size, can be joined afterwards."""
-    import deepspeed.comm
+    if dist.is_initialized():
+        import deepspeed.comm
 
-    deepspeed.comm.destroy_process_group()
+        deepspeed.comm.destroy_process_group()
 
 
 def limit_waits(timeout_s: float) -> None:

@@ -51,6 +51,9 @@ def build_model(
             built = _from_config(model, model_configuration(model, vocab_size, eos_id, sequence_length))
     _check_positions(built, sequence_length)
     _normalise(built)
+    if getattr(built, "loss_type", "") is None:
+        # Its own choice too, but with a warning, for models that are not named …ForCausalLM.
+        built.loss_type = "ForCausalLM"  # type: ignore[assignment]
     if model.activation_checkpointing:
         _checkpoint_activations(built)
     return built.train()
@@ -170,7 +173,7 @@ def _checkpoint_activations(model: nn.Module) -> None:
             f"model.activation_checkpointing=true, but {type(model).__name__} does not support it",
             "Set model.activation_checkpointing=false, or call torch.utils.checkpoint inside the model.",
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
 
 @contextmanager
