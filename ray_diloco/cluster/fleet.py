@@ -24,7 +24,7 @@ from ray_diloco.cluster.rank import Progress, RankActor, RankJob
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import DilocoError, InfeasibleError
 from ray_diloco.inner.environment import rank_environment
-from ray_diloco.rounds.ports import BlockLoss, Emission, IslandLost, Journal, Piece, Report, Update, Work
+from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
 
 # Seconds between two looks at a working rank.
 WATCH_S = 0.5
@@ -238,11 +238,11 @@ class RayFleet:
         self.islands[name] = island
         return island
 
-    async def retire(self, island: Any) -> None:
+    async def retire(self, island: Island) -> None:
         """Ends an island; one that is gone already is no matter."""
-        if self.islands.get(island.name) is island:
-            self.islands.pop(str(island.name))
-        island.end()
+        held = self.islands.pop(island.name, None)
+        if held is not None:
+            held.end()
 
     async def _restore(self, island: RayIsland) -> None:
         manifest = self._settings.newest()
