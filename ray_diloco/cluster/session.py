@@ -66,6 +66,8 @@ def _start(config: Config, cpus: float) -> None:
             num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, -int(-cpus // 1)),
             namespace=NAMESPACE,
             include_dashboard=False,
+            # Nothing of a local run listens where other machines could reach it.
+            _node_ip_address="127.0.0.1",
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=config.ray.temp_dir,

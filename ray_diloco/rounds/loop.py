@@ -134,7 +134,9 @@ class Run:
                 await self._journal.trace(0, None, ())
                 self.position.founded = True
         await self._adopt(member, island, await self._anchor.current())
-        self._journal.event("island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None)
+        self._journal.event(
+            "island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None
+        )
 
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
@@ -260,7 +262,8 @@ class Run:
 
     async def _conclude(self, rendezvous: Rendezvous) -> None:
         """Merges what a closed round holds, commits it and tells everybody; void if nothing can be merged."""
-        offers = await rendezvous.closed
+        await rendezvous.closed
+        offers = rendezvous.take()
         due, started = rendezvous.due, _now()
         self._journal.event(
             "round_closed", round=due.round, fragment=due.fragment, islands=[offer.island for offer in offers]
@@ -301,7 +304,7 @@ class Run:
         self._plans.concluded(due)
         self._passed[due.fragment] = due.round
         rendezvous.outcome.set_result(outcome)
-        for old in [d for d in self._rounds if d.fragment == due.fragment and d.round < due.round - 1]:
+        for old in [d for d in self._rounds if d.fragment == due.fragment and d.round < due.round]:
             del self._rounds[old]
 
     def _refuse(self, due: Due, island: str, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 `all` closes when every expected island has offered or left; `at_least` when `n` have, plus a grace window for those
 who are nearly there.  A deadline, counted from the first offer, closes either.  The rendezvous knows nothing of
-merging: it resolves `closed` with the offers that count, in sorted island order, and the loop takes it from there.
+merging: it resolves `closed`, and the loop takes the offers from there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rendezvous:
         self.due = due
         self.offers: dict[str, Offer] = {}
         self.refused: set[str] = set()
-        self.closed: asyncio.Future[list[Offer]] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         self._quorum = quorum
         self._expected = expected
@@ -50,7 +50,7 @@ class Rendezvous:
     def void(cls, due: Due) -> Rendezvous:
         """A round that is over, for an island that comes long after it."""
         past = cls(due, Quorum(), set)
-        past.closed.set_result([])
+        past.closed.set_result(None)
         past.outcome.set_result(Outcome(due.fragment, due.round, None))
         return past
 
@@ -68,6 +68,12 @@ class Rendezvous:
         self.offers[offer.island] = offer
         self.reconsider()
         return True
+
+    def take(self) -> list[Offer]:
+        """Hands over the offers in sorted island order; the rendezvous keeps none, they are as large as models."""
+        offers = [self.offers[name] for name in sorted(self.offers)]
+        self.offers.clear()
+        return offers
 
     def refuse(self, island: str) -> None:
         """Counts an island as heard but not contributing."""
@@ -91,4 +97,4 @@ class Rendezvous:
         for timer in self._timers:
             timer.cancel()
         if not self.closed.done():
-            self.closed.set_result([self.offers[name] for name in sorted(self.offers)])
+            self.closed.set_result(None)
