@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -34,6 +34,7 @@ def test_a_scalar_means_what_a_configuration_means_by_it(text: str, value: objec
     assert read_scalar(text) == value
 
 
+@settings(deadline=None)
 @given(SCALARS | st.lists(SCALARS) | st.dictionaries(st.text(min_size=1), SCALARS))
 def test_a_written_value_is_one_line_that_our_reader_and_plain_yaml_both_read_back(value: object) -> None:
     line = write_scalar(value)
@@ -42,6 +43,7 @@ def test_a_written_value_is_one_line_that_our_reader_and_plain_yaml_both_read_ba
     assert yaml.safe_load(line) == value
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="a\\${}:.") | st.text())
 def test_an_escaped_text_is_no_reference_to_omegaconf(text: str) -> None:
     assert OmegaConf.create({"key": escape_references(text)})["key"] == text
