@@ -159,6 +159,9 @@ class Run:
             for due in boundary.adopts:
                 await self._after(member, island, due)
         await self._evaluate(member, island, self.rules.schedule.rounds, self.rules.final_blocks)
+        # Its ranks write their inner state in the background; they may only end when that is part of a commit.
+        while self._writing:
+            await self._plans.changed()
         member.state = State.DONE
 
     async def _assignment(self, member: Member) -> Assignment | None:

@@ -215,6 +215,8 @@ class SimIsland:
 
         async def written():
             await asyncio.sleep(0.3)
+            if self.gone:
+                raise RuntimeError(f"{self.name} ended before its inner state was written")
             return [f"inner-{self.name}-{round_}"]
 
         return written()
