@@ -167,6 +167,7 @@ class Run:
     async def _assignment(self, member: Member) -> Assignment | None:
         """Waits for the island's next segment; None when nothing is left to train."""
         member.state = State.READY
+        self._excuse(member)
         self._plans.launched(member.name)
         while True:
             if self._plans.over(member):
@@ -243,9 +244,7 @@ class Run:
         self.position.release(member.leases)
         member.leases.clear()
         self._plans.withdraw(member.name)
-        for tickets in self._tickets.values():
-            if member.name in tickets and not tickets[member.name].done():
-                tickets[member.name].set_result(None)
+        self._excuse(member)
         self._journal.event("island_lost", island=member.name, incarnation=member.incarnation, reason=reason)
         self._failure(f"island {member.name} was lost: {reason}")
         for rendezvous in list(self._rounds.values()):
@@ -339,6 +338,12 @@ class Run:
         self._writing.discard(task)
         self._fail_with(task)
         self._plans.pulse()
+
+    def _excuse(self, member: Member) -> None:
+        """Makes commits go without the inner state of an island that is lost, or came too late for their rounds."""
+        for tickets in self._tickets.values():
+            if member.name in tickets and not tickets[member.name].done():
+                tickets[member.name].set_result(None)
 
     def _close_tickets(self) -> None:
         for tickets in self._tickets.values():
