@@ -9,11 +9,12 @@ becomes of it.  Plain DiLoCo (2311.08105) is one fragment without delay and quor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.commits import Commits
 from ray_diloco.rounds.evaluation import Evaluation
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
@@ -28,7 +29,6 @@ from ray_diloco.rounds.ports import (
     Offer,
     Outcome,
     Prepared,
-    Snapshot,
     Store,
     Timing,
     Update,
@@ -36,8 +36,6 @@ from ray_diloco.rounds.ports import (
 from ray_diloco.rounds.position import Claim, Position
 from ray_diloco.rounds.rendezvous import Rendezvous
 from ray_diloco.rounds.rules import Rules
-
-Ticket = asyncio.Future[Awaitable[Sequence[Any]] | None]
 
 
 class Run:
@@ -53,15 +51,14 @@ class Run:
             position.ledgers.setdefault(plan.source, Ledger(plan.source))
         for fragment in range(len(rules.schedule.offsets)):
             position.versions.setdefault(fragment, 0)
-        self._fleet, self._anchor, self._store, self._journal = fleet, anchor, store, journal
+        self._fleet, self._anchor, self._journal = fleet, anchor, journal
         self._plans = Plans(rules, position, self.members, journal)
         self._rounds: dict[Due, Rendezvous] = {}
         self._concluding: dict[Due, asyncio.Task[None]] = {}
-        self._writing: set[asyncio.Task[None]] = set()
-        self._tickets: dict[int, dict[str, Ticket]] = {}
+        self._commits = Commits(store, position.round, self._written)
         self._evaluations: dict[int, Evaluation] = {}
         self._failures = 0
-        self._durable = self._sent = self._resumed = position.round
+        self._resumed = position.round
         self._passed: dict[int, int] = {}
         self._stopping = False
         self._founding = asyncio.Lock()
@@ -83,8 +80,7 @@ class Run:
             undecided = {task for due, task in self._concluding.items() if not self._rounds[due].closed.done()}
             await _cancel({*slots, halted, *undecided})
             await _settled(set(self._concluding.values()))
-            self._close_tickets()
-            await _settled(self._writing)
+            await self._commits.settle()
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:
@@ -160,19 +156,19 @@ class Run:
                 await self._after(member, island, due)
         await self._evaluate(member, island, self.rules.schedule.rounds, self.rules.final_blocks)
         # Its ranks write their inner state in the background; they may only end when that is part of a commit.
-        while self._writing:
+        while self._commits.writing:
             await self._plans.changed()
         member.state = State.DONE
 
     async def _assignment(self, member: Member) -> Assignment | None:
         """Waits for the island's next segment; None when nothing is left to train."""
         member.state = State.READY
-        self._excuse(member)
+        self._commits.excuse(member.name)
         self._plans.launched(member.name)
         while True:
             if self._plans.over(member):
                 return None
-            assignment = self._plans.take(member, halted=self._stopping and self._sent == self.position.round)
+            assignment = self._plans.take(member, halted=self._stopping and self._commits.sent == self.position.round)
             if assignment is not None:
                 return assignment
             await self._plans.changed()
@@ -223,9 +219,8 @@ class Run:
         """What an island does once a round is adopted: saves its inner state, shares the evaluation."""
         if due.fragment != self.rules.last_fragment:
             return
-        ticket = self._tickets.get(due.round, {}).get(member.name)
-        if ticket is not None and not ticket.done():
-            ticket.set_result(await island.save(due.round))
+        if self._commits.awaits(due.round, member.name):
+            self._commits.redeem(due.round, member.name, await island.save(due.round))
         if self.rules.evaluated(due.round) and member.versions == self.position.versions:
             await self._evaluate(member, island, due.round, self.rules.evaluate_blocks)
 
@@ -244,7 +239,7 @@ class Run:
         self.position.release(member.leases)
         member.leases.clear()
         self._plans.withdraw(member.name)
-        self._excuse(member)
+        self._commits.excuse(member.name)
         self._journal.event("island_lost", island=member.name, incarnation=member.incarnation, reason=reason)
         self._failure(f"island {member.name} was lost: {reason}")
         for rendezvous in list(self._rounds.values()):
@@ -315,48 +310,22 @@ class Run:
             "contribution_rejected", island=island, round=due.round, fragment=due.fragment, reason=reason
         )
 
-    # Commits.
+    # Commits, accounts and failures.
 
     def _make_durable(self, due: Due) -> None:
         """Starts the durable write of a committed round, if it is one's turn."""
-        if due.fragment != self.rules.last_fragment or not (self.rules.durable(due.round) or self._stopping):
-            return
-        loop = asyncio.get_running_loop()
-        tickets: dict[str, Ticket] = {m.name: loop.create_future() for m in self.members.values() if m.sailing}
-        self._tickets[due.round] = tickets
-        self._sent = due.round
-        task = asyncio.create_task(self._write(self.position.snapshot(due.round, sorted(tickets)), tickets))
-        self._writing.add(task)
-        task.add_done_callback(self._written)
-
-    async def _write(self, snapshot: Snapshot, tickets: Mapping[str, Ticket]) -> None:
-        await self._store.save(snapshot, {name: _entries(ticket) for name, ticket in tickets.items()})
-        self._durable = max(self._durable, snapshot.round)
-        del self._tickets[snapshot.round]
+        if due.fragment == self.rules.last_fragment and (self.rules.durable(due.round) or self._stopping):
+            crew = sorted(m.name for m in self.members.values() if m.sailing)
+            self._commits.start(self.position.snapshot(due.round, crew))
 
     def _written(self, task: asyncio.Task[None]) -> None:
-        self._writing.discard(task)
         self._fail_with(task)
         self._plans.pulse()
 
-    def _excuse(self, member: Member) -> None:
-        """Makes commits go without the inner state of an island that is lost, or came too late for their rounds."""
-        for tickets in self._tickets.values():
-            if member.name in tickets and not tickets[member.name].done():
-                tickets[member.name].set_result(None)
-
-    def _close_tickets(self) -> None:
-        for tickets in self._tickets.values():
-            for ticket in tickets.values():
-                if not ticket.done():
-                    ticket.set_result(None)
-
     async def _halted(self) -> None:
         """Returns when a requested stop may take place."""
-        while not (self._stopping and self._durable == self.position.round and not self._writing):
+        while not (self._stopping and self._commits.durable == self.position.round and not self._commits.writing):
             await self._plans.changed()
-
-    # Accounts and failures.
 
     def _book(self, member: Member, adopted: Sequence[Due], timing: Timing) -> None:
         tally = self.position.tally(member.name)
@@ -383,11 +352,6 @@ class Run:
     def _fail_with(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)
-
-
-async def _entries(ticket: Ticket) -> Sequence[Any]:
-    written = await ticket
-    return () if written is None else await written
 
 
 def _now() -> float:

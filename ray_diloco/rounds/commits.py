@@ -1,0 +1,88 @@
+"""Durable commits under way: what was sent to the store, and which islands still owe their inner state to it.
+
+A commit is written in the background while islands train on.  Each island that takes part in its round has a ticket:
+it redeems it when it has adopted the round and copied its inner state.  One that is lost, or came too late for the
+round, is excused, and the commit goes without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ray_diloco.rounds.ports import Snapshot, Store
+
+Written = Awaitable[Sequence[Any]]
+_Ticket = asyncio.Future[Written | None]
+
+
+class Commits:
+    """The durable commits of a run.
+
+    Args:
+      store: where they go.
+      round_: newest durable round so far.
+      ended: called with the task of each write that ended.
+
+    Attributes:
+      durable: newest round that is durable.
+      sent: newest round whose write has begun.
+    """
+
+    def __init__(self, store: Store, round_: int, ended: Callable[[asyncio.Task[None]], None]) -> None:
+        self.durable = self.sent = round_
+        self._store, self._ended = store, ended
+        self._tickets: dict[int, dict[str, _Ticket]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def writing(self) -> bool:
+        """True while a commit is being written."""
+        return bool(self._tasks)
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begins to write a commit; its members get a ticket each."""
+        loop = asyncio.get_running_loop()
+        tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in snapshot.members}
+        self.sent = snapshot.round
+        task = asyncio.create_task(self._write(snapshot, tickets))
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def awaits(self, round_: int, island: str) -> bool:
+        """True if the commit of a round waits for the inner state of an island."""
+        ticket = self._tickets.get(round_, {}).get(island)
+        return ticket is not None and not ticket.done()
+
+    def redeem(self, round_: int, island: str, written: Written) -> None:
+        """Hands over an inner state that is copied and being written."""
+        self._tickets[round_][island].set_result(written)
+
+    def excuse(self, island: str) -> None:
+        """Lets all commits under way go without an island's inner state, if they have not got it."""
+        for round_ in self._tickets:
+            if self.awaits(round_, island):
+                self._tickets[round_][island].set_result(None)
+
+    async def settle(self) -> None:
+        """Lets what is being written come to its end, without those who have not handed over."""
+        for tickets in self._tickets.values():
+            for island in tickets:
+                self.excuse(island)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _write(self, snapshot: Snapshot, tickets: Mapping[str, _Ticket]) -> None:
+        await self._store.save(snapshot, {name: _entries(ticket) for name, ticket in tickets.items()})
+        self.durable = max(self.durable, snapshot.round)
+        del self._tickets[snapshot.round]
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._ended(task)
+
+
+async def _entries(ticket: _Ticket) -> Sequence[Any]:
+    written = await ticket
+    return () if written is None else await written
