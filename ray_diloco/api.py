@@ -94,7 +94,7 @@ def train(
     if isinstance(config, Config | Composed):
         if settings:
             raise ConfigError(
-                110, f"settings {sorted(settings)} beside a finished configuration", "set them in the configuration"
+                131, f"settings {sorted(settings)} beside a finished configuration", "set them in the configuration"
             )
         composed = config if isinstance(config, Composed) else composed_from(config)
     elif isinstance(config, str | Path):
@@ -218,11 +218,12 @@ def _drive(
 
     from ray_diloco.cluster.build import cpus_needed
     from ray_diloco.cluster.driver import DriverActor, Job
+    from ray_diloco.cluster.imports import own_folders
     from ray_diloco.cluster.session import ray_session
 
     config = composed.config
     with ray_session(config, cpus_needed(config)):
-        job = Job(_for_any_folder(config), config_yaml(composed), corpora, heldout)
+        job = Job(_for_any_folder(config), config_yaml(composed), corpora, heldout, own_folders())
         try:
             driver = DriverActor.options(name=config.run.name).remote(job)
         except ValueError:

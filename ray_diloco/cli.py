@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code.
     """
     try:
+        _import_from_current_folder()
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         handler: Callable[[argparse.Namespace], int] = arguments.handler
         code = handler(arguments)
@@ -111,6 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"unexpected {type(error).__name__}; please report it with the lines above", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _import_from_current_folder() -> None:
+    """Lets builders stand in the current folder, as with `python -m`, but behind everything that is installed."""
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

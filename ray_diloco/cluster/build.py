@@ -67,12 +67,16 @@ def weigher(kind: str) -> Weigher:
     return weigh
 
 
-def island_specs(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> dict[str, IslandSpec]:
-    """How each island is built."""
-    return {name: _spec(config, name, corpora[name], heldout, room) for name, room in bundles(config).items()}
+def island_specs(
+    config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, folders: tuple[str, ...] = ()
+) -> dict[str, IslandSpec]:
+    """How each island is built; `folders` are where a user's own modules are imported from."""
+    return {name: _spec(config, name, corpora[name], heldout, room, folders) for name, room in bundles(config).items()}
 
 
-def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tuple[Bundle, ...]) -> IslandSpec:
+def _spec(
+    config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tuple[Bundle, ...], folders: tuple[str, ...]
+) -> IslandSpec:
     from ray_diloco.inner.rank import RankSettings
 
     threads = config.islands.threads or max(1, math.floor(config.islands.cpus_per_rank))
@@ -103,6 +107,7 @@ def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tupl
         codec_up=config.codec.up.kind,
         island=name,
         incarnation=0,
+        folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job)
 

@@ -46,12 +46,16 @@ MIRROR_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver is asked to run: the configuration, its text for the run directory, and the prepared data."""
+    """What a driver is asked to run: the configuration, its text for the run directory, and the prepared data.
+
+    `folders` are where a user's own modules are imported from.
+    """
 
     config: Config
     config_yaml: str
     corpora: Mapping[str, Corpus]
     heldout: Corpus
+    folders: tuple[str, ...] = ()
 
 
 class Driver:
@@ -167,7 +171,7 @@ class Driver:
         try:
             check_feasible(bundles(config))
             fleet = self._fleet = RayFleet(
-                island_specs(config, self._job.corpora, self._job.heldout),
+                island_specs(config, self._job.corpora, self._job.heldout, self._job.folders),
                 anchor,
                 journal,
                 FleetSettings(store.url, config.checkpoint.inner, config.deadlines, lambda: durable.newest),

@@ -17,6 +17,7 @@ import numpy as np
 import ray
 
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.imports import add_folders
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
 
@@ -35,6 +36,7 @@ class RankJob:
       seed: of the order of blocks.
       codec_up: codec of contributions.
       island, incarnation: who it is.
+      folders: where a user's own modules are imported from.
     """
 
     settings: Any
@@ -47,6 +49,7 @@ class RankJob:
     codec_up: str
     island: str
     incarnation: int
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Rank:
     """Rank `rank` of an island."""
 
     def __init__(self, job: RankJob, rank: int) -> None:
+        add_folders(job.folders)
         self._job, self._rank = job, rank
         self._store: Any = None
         self._beats = 0
