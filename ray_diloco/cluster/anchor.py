@@ -19,8 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.shard import ShardActor, ShardSettings
-from ray_diloco.errors import CheckpointError, ClusterError
-from ray_diloco.outer.contribution import BadContribution
+from ray_diloco.errors import CheckpointError, ClusterError, SyncError
 from ray_diloco.outer.layout import Layout, Ranges
 from ray_diloco.rounds.ports import ContributionRefused, Offer, Piece, Prepared, Update
 
@@ -115,8 +114,12 @@ class RayAnchor:
             pieces.append(payload)
         try:
             stats = await self._all(metas, f"preparing round {key}")
-        except BadContribution as bad:
-            raise ContributionRefused(bad.island, bad.what) from bad
+        except SyncError as bad:
+            # `outer.contribution.BadContribution`, not imported for its name: torch would come with it.
+            island = getattr(bad, "island", None)
+            if island is None:
+                raise
+            raise ContributionRefused(island, bad.what) from bad
         except ClusterError as failed:
             island = _owner_of_lost(failed.__cause__, contributions)
             if island is None:

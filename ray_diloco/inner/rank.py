@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ray_diloco.config.schema import InnerConfig, ModelConfig
 from ray_diloco.inner import group, state
 from ray_diloco.inner.builder import output_field
 from ray_diloco.inner.engine import build_engine, clip_gradients, set_learning_rate
@@ -29,6 +28,7 @@ from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
 from ray_diloco.inner.noise import seed_step
 from ray_diloco.inner.schedule import learning_rate_factor
+from ray_diloco.inner.settings import RankSettings
 from ray_diloco.inner.slices import commit_writes, emitted_ranges, find_homes, layout_of_model, slices_of
 from ray_diloco.inner.stop import StopVote
 from ray_diloco.outer.exchange import Slice
@@ -39,44 +39,6 @@ from ray_diloco.outer.layout import Layout, Ranges
 OnStep = Callable[[int, torch.Tensor], bool | None]
 # Token ids of a step of the segment, counted from 0: int64 [accumulation, micro_batch, sequence].
 StepBatches = Callable[[int], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class RankSettings:
-    """What a rank needs to exist; travels to its process.
-
-    Attributes:
-      model, inner: what to train and how.
-      vocab_size: token ids of the tokenizer.
-      eos_id: its end-of-text id, if it has one.
-      sequence_length: tokens per sequence.
-      seed: of initialisation and dropout; the same on all islands.
-      total_steps: length of the learning-rate schedule in global steps.
-      island: name of the island, so that islands draw different dropout.
-      rank, world: place in the island.
-      host, port: rank 0's store; a single rank needs none.
-      threads: CPU threads.
-      accelerator: `cpu` or `cuda`.
-      evaluation_batch: blocks per forward pass of an evaluation; 0: `inner.micro_batch`.
-      timeout_s: seconds that ranks of the island wait for one another.
-    """
-
-    model: ModelConfig
-    inner: InnerConfig
-    vocab_size: int
-    eos_id: int | None
-    sequence_length: int
-    seed: int
-    total_steps: int
-    island: str = "island"
-    rank: int = 0
-    world: int = 1
-    host: str = "127.0.0.1"
-    port: int = 0
-    threads: int = 1
-    accelerator: str = "cpu"
-    evaluation_batch: int = 0
-    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
