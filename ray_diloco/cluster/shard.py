@@ -56,7 +56,7 @@ class Shard:
 
         torch.set_num_threads(1)
         self._settings, self._index = settings, index
-        optimizer = outer_optimizer(settings.outer["kind"], settings.outer["lr"], settings.outer["momentum"])
+        optimizer = outer_optimizer(**settings.outer)
         self._state_names = optimizer.state_names
         self._shard = AnchorShard(
             settings.layout,

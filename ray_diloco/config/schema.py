@@ -115,10 +115,15 @@ class InnerConfig:
 class OuterConfig:
     """The optimiser that moves the anchor."""
 
-    # nesterov (torch.optim.SGD's form) | sgd
+    # nesterov (torch.optim.SGD's form) | sgd | adamw
     kind: str = "nesterov"
     lr: float = 0.7
     momentum: float = 0.9
+    # Of adamw; DiLoCo (2311.08105) found it unstable unless eps is as large as 0.1.
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 0.1
+    weight_decay: float = 0.0
 
 
 @dataclass

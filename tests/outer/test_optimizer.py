@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.optimizer import Nesterov, Sgd, outer_optimizer
+from ray_diloco.outer.optimizer import AdamW, Nesterov, Sgd, outer_optimizer
 
 
 def run(optimizer, anchor, deltas, cuts=(), lrs=None):
@@ -125,7 +125,7 @@ def test_displacements_are_linear_in_delta(seed, factor):
     assert torch.equal(scaled, factor * one)
 
 
-@pytest.mark.parametrize("optimizer", [Nesterov(0.7, 0.9), Sgd(0.7)])
+@pytest.mark.parametrize("optimizer", [Nesterov(0.7, 0.9), Sgd(0.7), AdamW(0.7, 0.9, 0.99, 0.1, 0.0)])
 def test_nothing_moves_without_delta(optimizer):
     anchor, _ = drawn(8, 40, 1)
     moved, state = run(optimizer, anchor, [torch.zeros(40)] * 3)
@@ -133,8 +133,40 @@ def test_nothing_moves_without_delta(optimizer):
     assert all(torch.equal(s, torch.zeros(40)) for s in state)
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 300),
+    st.integers(1, 8),
+    st.lists(st.integers(1, 299), max_size=4),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_adamw_has_the_bits_of_torch_for_any_chunks(seed, numel, rounds, cuts, weight_decay):
+    anchor, deltas = drawn(seed, numel, rounds)
+    lrs = [0.3, 0.1, 0.7, 0.01, 0.2, 0.3, 0.3, 0.5][:rounds]
+    optimizer = AdamW(0.3, 0.9, 0.95, 1e-3, weight_decay)
+    moved, (m, v) = run(optimizer, anchor, deltas, [c for c in cuts if c < numel], lrs)
+    parameter = torch.nn.Parameter(anchor.clone())
+    adamw = torch.optim.AdamW([parameter], betas=(0.9, 0.95), eps=1e-3, weight_decay=weight_decay)
+    for lr, delta in zip(lrs, deltas, strict=True):
+        adamw.param_groups[0]["lr"] = lr
+        parameter.grad = delta.clone()
+        adamw.step()
+    assert bits(moved) == bits(parameter.detach())
+    assert bits(m) == bits(adamw.state[parameter]["exp_avg"])
+    assert bits(v) == bits(adamw.state[parameter]["exp_avg_sq"])
+
+
+def test_the_first_step_of_adamw_has_the_length_of_its_rate():
+    # m̂ = Δ and v̂ = Δ²: 2 moves by 1/2 · 2/(2 + 2) = 1/4, and decay takes 1/2 · 1/4 of 8 off first.
+    moved, _ = run(AdamW(0.5, 0.9, 0.99, 2.0, 0.25), torch.full((1,), 8.0), [torch.full((1,), 2.0)])
+    assert moved.item() == pytest.approx(8 - 1 - 0.25, rel=1e-6)
+
+
 def test_optimisers_are_built_from_a_configuration():
-    assert outer_optimizer("nesterov", 0.7, 0.9) == Nesterov(0.7, 0.9)
-    assert outer_optimizer("sgd", 0.7, 0.9) == Sgd(0.7)
-    with pytest.raises(SyncError, match=r"RD-415: there is no outer optimiser 'adam9'\n.*nesterov, sgd"):
-        outer_optimizer("adam9", 0.7, 0.9)
+    section = {"lr": 0.7, "momentum": 0.9, "beta1": 0.8, "beta2": 0.95, "eps": 0.1, "weight_decay": 0.0}
+    assert outer_optimizer("nesterov", **section) == Nesterov(0.7, 0.9)
+    assert outer_optimizer("sgd", **section) == Sgd(0.7)
+    assert outer_optimizer("adamw", **section) == AdamW(0.7, 0.8, 0.95, 0.1, 0.0)
+    with pytest.raises(SyncError, match=r"RD-415: there is no outer optimiser 'adam9'\n.*adamw, nesterov, sgd"):
+        outer_optimizer("adam9", **section)
