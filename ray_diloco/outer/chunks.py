@@ -125,11 +125,16 @@ def in_chunks(found: Sequence[Piece[Source]], numel: int) -> Iterator[tuple[int,
 def squared_norm(values: torch.Tensor) -> float:
     """Sum of the squares of a contiguous fp32 host tensor; NaN or infinite if an element is, or if it overflows.
 
-    numpy's BLAS reads a chunk in the cache at 90 GB/s, `torch.dot` at 39 (measured on the development machine).
+    numpy's BLAS reads a chunk in the cache at 90 GB/s, `torch.dot` at 39 (measured on the development machine).  It
+    warns of what is not finite, which a pass that looks at the result silences, once, with `quiet`.
     """
     array = values.numpy()
-    with np.errstate(all="ignore"):
-        return float(np.dot(array, array))
+    return float(np.dot(array, array))
+
+
+def quiet() -> np.errstate:
+    """Context in which numpy does not warn of what is not finite."""
+    return np.errstate(all="ignore")
 
 
 def describe(ranges: Ranges) -> str:

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.chunks import CHUNK, Piece, describe, in_chunks, pieces, squared_norm
+from ray_diloco.outer.chunks import CHUNK, Piece, describe, in_chunks, pieces, quiet, squared_norm
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.layout import Layout, Range, Ranges, intersect, normalise, subtract, total
 from ray_diloco.outer.payload import Bytes, Meta, Payload, Writer, open_payload, require_purpose
@@ -137,12 +137,13 @@ class Exchange:
             raise SyncError(442, f"elements {lacking} have no base to measure from", "adopt an anchor for them first")
         writer = self._writer(ranges, codec, meta)
         square = 0.0
-        for start, stop, inside in in_chunks(self._plan(ranges), writer.numel):
-            target = writer.target(start, stop, self._scratch)
-            for piece in inside:
-                self._subtract(piece, target[piece.at - start :][: piece.numel])
-            square += squared_norm(target)
-            writer.put(start, stop, target)
+        with quiet():
+            for start, stop, inside in in_chunks(self._plan(ranges), writer.numel):
+                target = writer.target(start, stop, self._scratch)
+                for piece in inside:
+                    self._subtract(piece, target[piece.at - start : piece.at - start + piece.numel])
+                square += squared_norm(target)
+                writer.put(start, target)
         return Emission(writer.seal(meta), square, math.isfinite(square))
 
     @torch.no_grad()
@@ -160,7 +161,7 @@ class Exchange:
             target = writer.target(start, stop, self._scratch)
             for piece in inside:
                 target[piece.at - start :][: piece.numel].copy_(_run(piece.source.theta, piece))
-            writer.put(start, stop, target)
+            writer.put(start, target)
         return writer.seal(meta)
 
     @torch.no_grad()

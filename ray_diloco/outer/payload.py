@@ -175,30 +175,30 @@ class Writer:
         self._memory = torch.empty(body_at + codec.nbytes(self.numel), dtype=torch.uint8).fill_(0)
         self._array: Bytes = self._memory.numpy()
         self._head = self._array[:body_at]
-        self._digests = self._array[digests_at:body_at]
+        self._digests = memoryview(self._head.data)[digests_at:]
         self._body = self._memory[body_at:]
         self._body_array = self._array[body_at:]
         self.elements = self._body.view(torch.float32) if codec.plain else None
+        self._elements_at = self._body.data_ptr()
         self.digest = ""
 
     def target(self, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
         """Where a pass should put the elements of a chunk: in place if the codec allows it, else `scratch`'s head."""
         return scratch[: stop - start] if self.elements is None else self.elements[start:stop]
 
-    def put(self, start: int, stop: int, values: torch.Tensor) -> None:
+    def put(self, start: int, values: torch.Tensor) -> None:
         """Encodes one chunk and notes its digest.
 
         Args:
           start: position of its first element, a multiple of `chunks.CHUNK`.
-          stop: position behind its last element.
-          values: fp32 [stop − start] on the host; may be what `target` returned.
+          values: fp32 [elements of the chunk] on the host; may be what `target` returned.
         """
         k = start // CHUNK
         where = _chunk_bytes(self.codec, self.numel, k)
-        if self.elements is None or values.data_ptr() != self.elements[start:stop].data_ptr():
+        in_place = self.elements is not None and values.data_ptr() == self._elements_at + where.start
+        if not in_place:
             self.codec.encode(values, self._body[where])
-        digest = _digest(self._body_array[where])
-        self._digests[k * _DIGEST : (k + 1) * _DIGEST] = np.frombuffer(digest, np.uint8)
+        self._digests[k * _DIGEST : (k + 1) * _DIGEST] = _digest(self._body_array[where])
 
     def seal(self, meta: Meta) -> Bytes:
         """Writes the header.

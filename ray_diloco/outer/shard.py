@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.chunks import CHUNK, in_chunks, pieces, require_within, squared_norm
+from ray_diloco.outer.chunks import CHUNK, in_chunks, pieces, quiet, require_within, squared_norm
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.contribution import BadContribution, Contribution, Offer, check_offers, not_finite
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, total
@@ -251,7 +251,8 @@ class AnchorShard:
             raise SyncError(423, what, "commit or abort the open one")
         self._sealed(part.live)
         offers = check_offers(contributions, fragment, part.ranges, part.version)
-        delta, update, anchor = self._step(part, offers, lr)
+        with quiet():
+            delta, update, anchor = self._step(part, offers, lr)
         if not math.isfinite(update + anchor):
             what = f"the outer step of fragment {fragment} gives an anchor of squared norm {anchor}"
             raise SyncError(417, what, "lower outer.lr or outer.momentum")
@@ -334,7 +335,7 @@ class AnchorShard:
             delta_norm += square
             state, state_out = ([s[start:stop] for s in side.state] for side in (live, spare))
             step(anchor, state, delta, moved, state_out, version=part.version, lr=lr)
-            spare.writer.put(start, stop, moved)
+            spare.writer.put(start, moved)
             anchor_norm += squared_norm(moved)
             update_norm += squared_norm(torch.sub(moved, anchor, out=delta))
         return delta_norm, update_norm, anchor_norm
@@ -351,10 +352,11 @@ def _live_state(k: int) -> Callable[[_Fragment], torch.Tensor]:
 def _publish(part: _Fragment) -> None:
     """Encodes the live anchor as it is."""
     square, anchor = 0.0, part.live.anchor
-    for start in range(0, part.numel, CHUNK):
-        stop = min(start + CHUNK, part.numel)
-        square += squared_norm(anchor[start:stop])
-        part.live.writer.put(start, stop, anchor[start:stop])
+    with quiet():
+        for start in range(0, part.numel, CHUNK):
+            values = anchor[start : start + CHUNK]
+            square += squared_norm(values)
+            part.live.writer.put(start, values)
     if not math.isfinite(square):
         what = f"the anchor of fragment {part.index} has squared norm {square}"
         raise SyncError(417, what, "start from parameters that are finite")

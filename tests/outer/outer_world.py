@@ -48,7 +48,7 @@ def _written(values, ranges, meta, codec):
     values = torch.as_tensor(values, dtype=torch.float32).contiguous()
     for start in range(0, writer.numel, chunks.CHUNK):
         stop = min(start + chunks.CHUNK, writer.numel)
-        writer.put(start, stop, values[start:stop])
+        writer.put(start, values[start:stop])
     return writer.seal(meta)
 
 

@@ -169,7 +169,7 @@ def test_only_flat_arrays_of_bytes_are_payloads(array):
 def test_a_writer_is_used_again_and_its_header_may_grow_as_versions_do():
     writer = Writer(Fp32(), RANGES, Meta("contribution", {0: 0}, "i0"))
     for version in (0, 9, 10, 10**18):
-        writer.put(0, 5, torch.tensor([float(version)] * 5))
+        writer.put(0, torch.tensor([float(version)] * 5))
         meta = Meta("contribution", {0: version}, "i0", incarnation=version)
         assert writer.fits(meta)
         payload = open_payload(writer.seal(meta))
@@ -195,7 +195,7 @@ def test_a_plain_codec_is_written_in_place_and_others_through_scratch():
     for writer in (plain, half):
         target = writer.target(0, 5, scratch)
         target.fill_(1.5)
-        writer.put(0, 5, target)
+        writer.put(0, target)
         assert read(open_payload(writer.seal(Meta("anchor", {0: 1})))) == [1.5] * 5
 
 
