@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Weights above this size are cut into files of at most this size, with an index.
 SHARD_SIZE = "5GB"
+# Key in config.json: tokens per training sequence, beyond which a model from scratch knows positions only by name.
+TRAINED_LENGTH = "trained_sequence_length"
 # Files of a tokenizer folder that is a model folder too.
 _NOT_TOKENIZER = ("config.json", "generation_config.json", "README.md")
 _NOT_TOKENIZER_SUFFIXES = (".safetensors", ".bin", ".pt", ".index.json")
@@ -112,6 +114,9 @@ def export_run(
             loadable = _write_model(staging, shell.to(DTYPES[dtype]), state, vocabulary)
             _copy_tokenizer(vocabulary.tokenizer, staging)
             (staging / "README.md").write_text(_page(manifest, model, dtype, loadable), encoding="utf-8")
+            for path in staging.iterdir():
+                # safetensors files are the owner's alone otherwise.
+                shutil.copymode(staging / "README.md", path)
             nbytes = sum(path.stat().st_size for path in staging.iterdir())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -136,7 +141,9 @@ def _structure(model: ModelConfig, vocabulary: Vocabulary) -> PreTrainedModel:
         shell: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation=model.attention
         )
-    if model.pretrained:
+    if not model.pretrained:
+        setattr(shell.config, TRAINED_LENGTH, vocabulary.sequence_length)
+    else:
         # A folder without generation_config.json keeps the one derived from the configuration.
         with suppress(OSError):
             shell.generation_config = GenerationConfig.from_pretrained(model.pretrained)

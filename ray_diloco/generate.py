@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from ray_diloco.errors import CheckpointError, ConfigError
-from ray_diloco.export import no_progress_bar
+from ray_diloco.export import TRAINED_LENGTH, no_progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -149,7 +149,8 @@ def _continue(
     model: PreTrainedModel, start: Sequence[int], tokens: int, transcript: Transcript, settings: dict[str, Any]
 ) -> None:
     ids, left = list(start), tokens
-    context = getattr(model.config, "max_position_embeddings", None) or len(ids) + tokens
+    lengths = [getattr(model.config, name, None) for name in ("max_position_embeddings", TRAINED_LENGTH)]
+    context = min((length for length in lengths if length), default=len(ids) + tokens)
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     while left > 0:

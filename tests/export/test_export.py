@@ -93,10 +93,12 @@ def test_the_folder_says_what_the_model_is(tmp_path: Path, vocabulary: Vocabular
         "max_position_embeddings": 64,
         "eos_token_id": END,
         "tie_word_embeddings": True,
+        "trained_sequence_length": 64,
     }
     assert {key: written[key] for key in expected} == expected
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (END, END)
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     page = (folder / "README.md").read_text()
     assert "`sail`" in page and "outer round 3" in page and manifest.digest in page
 
@@ -151,6 +153,7 @@ def test_a_run_from_pretrained_weights_keeps_that_models_configuration(tmp_path:
     store, manifest = committed(tmp_path / "run", anchor)
     folder = export_run(tmp_path / "export", store, manifest, config, vocabulary, seed=0).folder
     loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert not hasattr(loaded.config, "trained_sequence_length")
     assert (loaded.config.summary_first_dropout, loaded.generation_config.max_length) == (0.25, 33)
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, with_anchor(model, anchor)(IDS).logits)

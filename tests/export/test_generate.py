@@ -1,6 +1,8 @@
 """Text from an export: chosen as asked, whole characters only, longer than the context; a clear word otherwise."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,23 @@ def test_an_empty_prompt_starts_behind_an_end_of_text(chain: Path) -> None:
 def test_a_text_goes_on_beyond_the_context(chain: Path, tokens: int) -> None:
     expected = ("aé" * tokens).encode()[: 1 + tokens].decode(errors="replace")
     assert generate(chain, "a", tokens=tokens) == expected
+
+
+def test_a_model_never_sees_more_tokens_than_it_was_trained_on(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    forward = LlamaForCausalLM.forward
+
+    def watch(self: LlamaForCausalLM, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        lengths.append(output.past_key_values.get_seq_length())
+        return output
+
+    settings = json.loads((chain / "config.json").read_text())
+    (chain / "config.json").write_text(json.dumps({**settings, "trained_sequence_length": 16}))
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watch)
+    assert generate(chain, "a", tokens=60) == "aé" * 20 + "a"
+    # One token less than 16 is read: the sixteenth is the last that is chosen.
+    assert max(lengths) == 15
 
 
 def test_only_whole_characters_are_shown_as_they_come(chain: Path) -> None:
