@@ -52,7 +52,9 @@ class RayStore:
         self._anchor, self._journal, self._settings = anchor, journal, settings
         self._turn = asyncio.Lock()
 
-    async def save(self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[FileEntry]]]) -> None:
+    async def save(
+        self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[FileEntry]]], told: Awaitable[None]
+    ) -> None:
         """Makes a committed round durable; see `rounds.ports.Store`."""
         began = time.monotonic()
         written = self._anchor.save(self.store.url, snapshot.round)
@@ -60,6 +62,7 @@ class RayStore:
             try:
                 files = await written
                 files += await self._inner_files(snapshot.round, inner)
+                await told
                 self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
                 self._journal.event(
                     "checkpoint_written",

@@ -41,12 +41,12 @@ class Commits:
         """True while a commit is being written."""
         return bool(self._tasks)
 
-    def start(self, snapshot: Snapshot) -> None:
-        """Begins to write a commit; its members get a ticket each."""
+    def start(self, snapshot: Snapshot, told: Awaitable[None]) -> None:
+        """Begins to write a commit, to be visible after `told`; its members get a ticket each."""
         loop = asyncio.get_running_loop()
         tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in snapshot.members}
         self.sent = snapshot.round
-        task = asyncio.create_task(self._write(snapshot, tickets))
+        task = asyncio.create_task(self._write(snapshot, tickets, told))
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
@@ -73,8 +73,8 @@ class Commits:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _write(self, snapshot: Snapshot, tickets: Mapping[str, _Ticket]) -> None:
-        await self._store.save(snapshot, {name: _entries(ticket) for name, ticket in tickets.items()})
+    async def _write(self, snapshot: Snapshot, tickets: Mapping[str, _Ticket], told: Awaitable[None]) -> None:
+        await self._store.save(snapshot, {name: _entries(ticket) for name, ticket in tickets.items()}, told)
         self.durable = max(self.durable, snapshot.round)
         del self._tickets[snapshot.round]
 

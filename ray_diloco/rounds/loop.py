@@ -39,10 +39,20 @@ from ray_diloco.rounds.rules import Rules
 
 
 class Run:
-    """One run over its ports.  `await run()` returns "finished" or "stopped", or raises what ended it."""
+    """One run over its ports.  `await run()` returns "finished" or "stopped", or raises what ended it.
+
+    `owes_evaluation`: the commit that the run goes on from was due to be evaluated, and the run ended before.
+    """
 
     def __init__(
-        self, rules: Rules, position: Position, fleet: Fleet, anchor: Anchor, store: Store, journal: Journal
+        self,
+        rules: Rules,
+        position: Position,
+        fleet: Fleet,
+        anchor: Anchor,
+        store: Store,
+        journal: Journal,
+        owes_evaluation: bool = False,
     ) -> None:
         self.rules = rules
         self.position = position
@@ -59,6 +69,7 @@ class Run:
         self._evaluations: dict[int, Evaluation] = {}
         self._failures = 0
         self._resumed = position.round
+        self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
         self._passed: dict[int, int] = {}
         self._stopping = False
         self._founding = asyncio.Lock()
@@ -133,6 +144,8 @@ class Run:
         self._journal.event(
             "island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None
         )
+        if self._owes_evaluation and self.position.round == self._resumed:
+            await self._evaluate(member, island, self._resumed, self.rules.evaluate_blocks)
 
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
@@ -273,10 +286,22 @@ class Run:
             return
         # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
         swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
+        told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
         self.position.credit(due, prepared.update, [offer for offer, _ in weighed])
         self._failures = 0
         self._resolve(rendezvous, Outcome(due.fragment, due.round, prepared.update))
-        self._make_durable(due)
+        self._make_durable(due, told)
+        await told
+
+    async def _tell(
+        self,
+        due: Due,
+        prepared: Prepared,
+        weighed: Sequence[tuple[Offer, float]],
+        swap: asyncio.Future[None],
+        started: float,
+    ) -> None:
+        """Writes down a commit once the keepers have swapped."""
         await swap
         self._journal.committed(due.round, prepared, _now() - started, weighed)
         await self._journal.trace(due.round, prepared, weighed)
@@ -312,11 +337,11 @@ class Run:
 
     # Commits, accounts and failures.
 
-    def _make_durable(self, due: Due) -> None:
+    def _make_durable(self, due: Due, told: asyncio.Task[None]) -> None:
         """Starts the durable write of a committed round, if it is one's turn."""
         if due.fragment == self.rules.last_fragment and (self.rules.durable(due.round) or self._stopping):
             crew = sorted(m.name for m in self.members.values() if m.sailing)
-            self._commits.start(self.position.snapshot(due.round, crew))
+            self._commits.start(self.position.snapshot(due.round, crew), told)
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._fail_with(task)

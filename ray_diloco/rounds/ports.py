@@ -206,9 +206,13 @@ class Anchor(Protocol):
 class Store(Protocol):
     """Durable commits, written in the background."""
 
-    async def save(self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[Any]]]) -> None:
+    async def save(
+        self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[Any]]], told: Awaitable[None]
+    ) -> None:
         """Writes anchor, outer state and manifest; returns when the commit is durable.  Never raises for a fault of
         the storage: that is an event, and the previous commit stays the newest.
+
+        The manifest waits for `told`: whoever goes on from a commit finds metrics and trace of its round.
         """
 
 

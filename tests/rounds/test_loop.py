@@ -169,3 +169,27 @@ def test_base_never_aliases_the_anchor():
     world.run()
     assert world.anchor.shape == (DIM,)
     assert not any(a is b for i, a in enumerate(world.anchors) for b in world.anchors[:i])
+
+
+def test_a_commit_is_visible_after_metrics_and_trace_of_its_round():
+    world = World(trace_s=30.0, write_s=0.0, rounds=3)
+    assert world.run() == "finished"
+    order = [(kind, fields["round"]) for kind, fields in world.events if kind in ("checkpoint_written", "traced")]
+    assert [(kind, r) for kind, r in order if r] == [
+        step for r in (1, 2, 3) for step in (("traced", r), ("checkpoint_written", r))
+    ]
+
+
+def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_on_resume():
+    world = World(evaluate_every=2, heldout=tuple(range(5)), rounds=5)
+    assert world.run() == "finished"
+    snapshot, anchor, buffer, _ = world.manifests[1]
+    assert snapshot.round == 2
+    world.manifests.append((snapshot, anchor, buffer, {}))
+    again, position = resume(world, evaluate_every=2, heldout=tuple(range(5)), owes_evaluation=True)
+    assert again.run(position) == "finished"
+    assert sorted(again.evaluations) == [2, 4, 5]
+    assert again.evaluations == {r: world.evaluations[r] for r in (2, 4, 5)}
+    nothing_due, position = resume(world, evaluate_every=3, heldout=(0, 1), owes_evaluation=True)
+    assert nothing_due.run(position) == "finished"
+    assert sorted(nothing_due.evaluations) == [3, 5]

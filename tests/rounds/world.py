@@ -55,6 +55,8 @@ class World:
     refuse: dict = field(default_factory=dict)
     launch_s: float = 1.0
     write_s: float = 0.5
+    trace_s: float = 0.0
+    owes_evaluation: bool = False
     max_losses: int = 6
     offsets: tuple[int, ...] = (0,)
     delay: int = 0
@@ -118,11 +120,13 @@ class World:
         return [Update(0, self.version, (Piece(0, 8 * DIM, self.anchor),))]
 
     # Store.
-    async def save(self, snapshot, inner):
+    async def save(self, snapshot, inner, told):
         anchor, buffer = self.anchor.copy(), self.buffer.copy()
         entries = {name: await files for name, files in inner.items()}
+        await told
         await asyncio.sleep(self.write_s)
         self.manifests.append((snapshot, anchor, buffer, entries))
+        self.event("checkpoint_written", round=snapshot.round)
 
     # Journal.
     def event(self, kind, **fields):
@@ -138,7 +142,8 @@ class World:
         self.evaluations[round_] = losses
 
     async def trace(self, round_, prepared, offers):
-        pass
+        await asyncio.sleep(self.trace_s)
+        self.event("traced", round=round_)
 
     # Running.
     def rules(self):
@@ -161,7 +166,7 @@ class World:
         self.position = position or Position()
 
         async def main():
-            run = Run(self.rules(), self.position, self, self, self, self)
+            run = Run(self.rules(), self.position, self, self, self, self, self.owes_evaluation)
             if self.stop_at is not None:
                 asyncio.get_running_loop().call_later(self.stop_at, run.stop)
             return await run.run()
