@@ -30,6 +30,7 @@ from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.errors import CheckpointError, DilocoError
 from ray_diloco.observe.events import EventLog
+from ray_diloco.observe.lines import read_lines
 from ray_diloco.observe.metrics import MetricsLog
 from ray_diloco.observe.summary import IslandSummary, Summary, summarise, write_summary
 from ray_diloco.observe.view import IslandView, RunView
@@ -177,7 +178,8 @@ class Driver:
                 FleetSettings(store.url, config.checkpoint.inner, config.deadlines, lambda: durable.newest),
             )
             rules = rules_of(config, self._job.corpora, self._job.heldout)
-            run = self._loop = Run(rules, position, fleet, anchor, durable, journal)
+            owes = manifest is not None and not _was_evaluated(directory.metrics, position.round)
+            run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
             self._status = "running"
             if self._stop_asked:
                 run.stop()
@@ -308,6 +310,10 @@ def _position(manifest: Manifest | None) -> Position:
         return Position()
     versions = {int(fragment): version for fragment, version in manifest.versions.items()}
     return Position.resume(manifest.round, manifest.step, versions, manifest.ledger, manifest.counters)
+
+
+def _was_evaluated(metrics: Path, round_: int) -> bool:
+    return any(line["kind"] == "eval" and line["round"] == round_ for line in read_lines(metrics))
 
 
 def _journal_settings(config: Config, directory: RunDirectory) -> JournalSettings:

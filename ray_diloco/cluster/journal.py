@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ray_diloco.cluster.anchor import RayAnchor
-from ray_diloco.cluster.calls import answers
+from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.trace import TraceActor
+from ray_diloco.errors import DilocoError
 from ray_diloco.observe.events import EventLog
 from ray_diloco.observe.metrics import (
     CommitMetrics,
@@ -139,7 +140,7 @@ class RunJournal:
         if folder is None:
             return
         if self._tracer is None:
-            self._tracer = TraceActor.remote(str(folder), self._anchor.layout)
+            self._tracer = TraceActor.remote(str(folder), self._anchor.layout, round_)
         updates = await self._anchor.current() if prepared is None else [prepared.update]
         calls = [self._tracer.write.remote(round_, "anchor", *(p.handle for u in updates for p in u.pieces))]
         for offer, _ in offers:
@@ -152,7 +153,11 @@ class RunJournal:
                 "momentum": self._settings.outer["momentum"],
             }
             calls.append(self._tracer.describe.remote(round_, description))
-        await answers(calls, f"tracing round {round_}", self._settings.deadline_s)
+        try:
+            await answers(calls, f"tracing round {round_}", self._settings.deadline_s)
+        except (ActorFailed, DilocoError) as error:
+            self._tracer = None
+            self.event("warning", text=f"round {round_} is not in the trace: {error}")
 
     def _append(self, metrics: Metrics) -> None:
         self._mirror.log(self._metrics.append(metrics))

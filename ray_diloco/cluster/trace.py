@@ -7,6 +7,7 @@ settings; round 0 is the founding anchor.  An actor of its own does it, so that 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from ray_diloco.outer.layout import Layout
 
 
 class Tracer:
-    """Writes below `folder`."""
+    """Writes below `folder`, from round `first` on; what is there of such rounds was undone by a crash, and goes."""
 
-    def __init__(self, folder: str, layout: Layout) -> None:
+    def __init__(self, folder: str, layout: Layout, first: int) -> None:
         self._folder, self._layout = Path(folder), layout
+        for undone in self._folder.glob("round-*"):
+            if int(undone.name.removeprefix("round-")) >= first:
+                shutil.rmtree(undone)
 
     def write(self, round_: int, name: str, *payloads: np.ndarray) -> None:
         """Decodes payloads that cover the whole layout and writes them as `<name>.safetensors`."""
