@@ -79,11 +79,15 @@ class Blocks:
 
     def train(self, indices: np.ndarray) -> np.ndarray:
         """Training blocks as int64 [n, sequence_length].  Raises IndexError outside 0..train_blocks-1."""
-        return self._rows[self._split.place_of_train(indices)].astype(np.int64)
+        return self._read(self._split.place_of_train(indices))
 
     def heldout(self, indices: np.ndarray) -> np.ndarray:
         """Held-out blocks as int64 [n, sequence_length].  Raises IndexError outside 0..heldout_blocks-1."""
-        return self._rows[self._split.place_of_heldout(indices)].astype(np.int64)
+        return self._read(self._split.place_of_heldout(indices))
+
+    def _read(self, places: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._rows[places].astype(np.int64)
+        return rows
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, progress: Progress | None = None) -> Corpus:

@@ -26,8 +26,8 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
             f"{key}={path}: importing {module_name} failed: {type(error).__name__}: {error}",
             "mend the module, or put its folder on PYTHONPATH.",
         ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
         public = ", ".join(n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n)))
         raise DataError(
             310,

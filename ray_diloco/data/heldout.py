@@ -39,13 +39,15 @@ class Split:
         index = _checked(indices, self.train, "training")
         before, first = self._runs
         passed = np.searchsorted(before, index, side="right")
-        return index + np.append(first, self.heldout)[passed]
+        place: np.ndarray = index + np.append(first, self.heldout)[passed]
+        return place
 
     def place_of_heldout(self, indices: np.ndarray) -> np.ndarray:
         """Places in the file of held-out blocks (int64, any shape).  Raises IndexError outside 0..heldout-1."""
         index = _checked(indices, self.heldout, "held-out")
         before, first = self._runs
-        return index + before[np.searchsorted(first, index, side="right") - 1]
+        place: np.ndarray = index + before[np.searchsorted(first, index, side="right") - 1]
+        return place
 
 
 def _checked(indices: np.ndarray, count: int, kind: str) -> np.ndarray:

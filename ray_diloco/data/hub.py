@@ -105,8 +105,8 @@ def _saved_rows(folder: Path, split: str) -> Any:
 
     saved = datasets.load_from_disk(str(folder))
     if not isinstance(saved, dict):
-        # A dataset saved alone keeps the name of its split, or has none.
-        saved = {str(saved.split or split): saved}
+        # A dataset saved alone keeps the name of its split; made from memory it has none.
+        saved = {str(saved.split or "train"): saved}
     if split not in saved:
         raise DataError(309, f"{folder} has no split {split!r}; splits: {', '.join(saved)}", "set data.split to one.")
     return saved[split]

@@ -90,7 +90,7 @@ class HuggingFaceTokenizer:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
-        copy = type(backend).from_str(backend.to_str())
+        copy: tokenizers.Tokenizer = type(backend).from_str(backend.to_str())
         # A saved tokenizer may cut and fill texts to a length, which would drop and add tokens.
         copy.no_truncation()
         copy.no_padding()

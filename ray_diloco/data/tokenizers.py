@@ -28,6 +28,8 @@ END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 # A BPE is trained on the first so many bytes of text; more changes its merges little and takes hours.
 BPE_TRAINING_BYTES = 1 << 30
+# Training takes quadratic time in the length of a word, and a blob of base64 is one word: cut texts to this.
+_BPE_TRAINING_CHARACTERS = 1 << 14
 _BYTES_AND_SPECIALS = 256 + 2
 
 
@@ -110,7 +112,7 @@ class BackendTokenizer:
         self._backend = Backend.from_file(str(folder / "tokenizer.json"))
         self.identity = identity
         self.vocab_size = self._backend.get_vocab_size()
-        self.eos_id = self._backend.token_to_id(END_OF_TEXT)
+        self.eos_id = self._backend.get_vocab()[END_OF_TEXT]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Ids as uint32."""
@@ -166,7 +168,8 @@ def _train_bpe(vocab_size: int, source: Source, reporter: Reporter) -> tokenizer
 def _training_texts(source: Source, reporter: Reporter) -> Iterator[str]:
     left = BPE_TRAINING_BYTES
     for piece in source.pieces():
-        yield piece.text
+        for start in range(0, len(piece.text), _BPE_TRAINING_CHARACTERS):
+            yield piece.text[start : start + _BPE_TRAINING_CHARACTERS]
         size = len(piece.text.encode(errors="replace"))
         reporter.advance(size)
         left -= size

@@ -1,6 +1,7 @@
 """Packing: one stream of documents, each with an end, cut into whole blocks, whatever the batches."""
 
 import io
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def packed(pieces: list[Piece], sequence_length: int) -> tuple[Packed, np.ndarra
 
 def cut(document: str, places: list[int]) -> list[Piece]:
     borders = [0, *sorted(place % (len(document) + 1) for place in places), len(document)]
-    parts = [document[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
+    parts = [document[start:stop] for start, stop in pairwise(borders)]
     return [Piece(part, number == len(parts) - 1) for number, part in enumerate(parts)]
 
 

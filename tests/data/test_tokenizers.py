@@ -65,9 +65,10 @@ def test_the_id_of_a_byte_is_its_value(text: str) -> None:
 def test_the_saved_bytes_tokenizer_gives_the_same_ids_and_the_same_text_back(
     reloaded_bytes: PreTrainedTokenizerBase, text: str
 ) -> None:
-    ids = reloaded_bytes(text)["input_ids"]
+    ids = reloaded_bytes(text, split_special_tokens=True)["input_ids"]
     assert ids == ByteTokenizer().encode_batch([text])[0].tolist()
     assert reloaded_bytes.decode(ids) == text
+    assert reloaded_bytes.decode(reloaded_bytes(text)["input_ids"]) == text
 
 
 def test_every_byte_has_a_symbol_of_its_own_in_the_saved_vocabulary(reloaded_bytes: PreTrainedTokenizerBase) -> None:
