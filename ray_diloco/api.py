@@ -21,7 +21,7 @@ from ray_diloco.config.compose import compose, composed_from
 from ray_diloco.config.schema import Config, TokenizerConfig, island_data, island_names
 from ray_diloco.config.show import config_yaml
 from ray_diloco.config.typed import Composed
-from ray_diloco.errors import ClusterError, ConfigError, DilocoError
+from ray_diloco.errors import CheckpointError, ClusterError, ConfigError, DilocoError
 
 if TYPE_CHECKING:
     from ray_diloco.data.blocks import Corpus
@@ -122,9 +122,13 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
     summary: Summary | None = None
     try:
         with _stop_signals() as stop:
-            corpora, heldout = prepare_data(config, display)
-            summary = _drive(composed, corpora, heldout, display, stop)
-        summary = _complete(config, heldout, summary, display)
+            summary = _finished(config)
+            if summary is None or (config.export.enabled and summary.export is None):
+                corpora, heldout = prepare_data(config, display)
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                summary = summary or _drive(composed, corpora, heldout, display, stop)
+                summary = _complete(config, heldout, summary, display)
         return asdict(summary)
     finally:
         display.close(summary)
@@ -210,6 +214,22 @@ def _refuse_early(config: Config) -> None:
         raise refuse_fresh(config.run.name, rounds[-1])
 
 
+def _finished(config: Config) -> Summary | None:
+    """The summary of a run that has ended with all the rounds that are asked for; None if something is left to do."""
+    from ray_diloco.checkpoint.store import CheckpointStore
+    from ray_diloco.observe.summary import read_summary
+
+    folder = Path(config.run.root) / config.run.name
+    try:
+        summary = read_summary(folder / "summary.json")
+    except CheckpointError:
+        return None
+    if summary.status != "finished" or summary.rounds < config.run.rounds:
+        return None
+    newest = CheckpointStore(config.run.storage or str(folder)).newest()
+    return summary if newest is not None and newest.round == summary.rounds else None
+
+
 def _drive(
     composed: Composed, corpora: Mapping[str, Corpus], heldout: Corpus, display: Display, stop: threading.Event
 ) -> Summary:
@@ -232,28 +252,39 @@ def _drive(
                 f"a run named {config.run.name!r} is under way on this cluster",
                 "wait for it, stop it, or choose another run.name",
             ) from None
-        ended = driver.run.remote()
-        asked = False
-        while not ray.wait([ended], timeout=VIEW_S)[0]:
-            if stop.is_set() and not asked:
-                asked = True
-                display.note("stopping at the newest commit; once more to leave at once")
-                driver.stop.remote()
-            _show(driver, display)
         try:
-            summary: Summary = ray.get(ended)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DilocoError):
-                raise error.cause from None
-            raise
-        except ray.exceptions.RayActorError as error:
-            raise ClusterError(
-                204,
-                f"the driver died: {str(error).splitlines()[0]}",
-                "run the same command again: it goes on from the last commit",
-            ) from error
+            return _watch(driver, display, stop)
+        finally:
+            # On a Ray that lives on, its name is free for the next run at once, and nothing of it stays.
+            ray.kill(driver)
+
+
+def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
+    """Shows the driver's view until its run ends, and hands a stop on to it."""
+    import ray
+
+    ended = driver.run.remote()
+    asked = False
+    while not ray.wait([ended], timeout=VIEW_S)[0]:
+        if stop.is_set() and not asked:
+            asked = True
+            display.note("stopping at the newest commit; once more to leave at once")
+            driver.stop.remote()
         _show(driver, display)
-        return summary
+    try:
+        summary: Summary = ray.get(ended)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DilocoError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise ClusterError(
+            204,
+            f"the driver died: {str(error).splitlines()[0]}",
+            "run the same command again: it goes on from the last commit",
+        ) from error
+    _show(driver, display)
+    return summary
 
 
 def _for_any_folder(config: Config) -> Config:

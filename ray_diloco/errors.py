@@ -66,6 +66,12 @@ class CheckpointError(DilocoError):
     """5xx: a checkpoint or run directory that cannot be read or written."""
 
 
+class CommittedError(CheckpointError):
+    """5xx: what is asked for contradicts what a run has committed, or asks for a commit that there is not."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
 class SecurityError(DilocoError):
     """6xx: missing or refused credentials."""
 

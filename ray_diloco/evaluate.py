@@ -15,7 +15,7 @@ import torch
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.config.schema import Config
 from ray_diloco.data.blocks import prepare
-from ray_diloco.errors import CheckpointError
+from ray_diloco.errors import CommittedError
 from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
 
@@ -24,13 +24,14 @@ def evaluate_run(folder: Path, config: Config) -> dict[str, Any]:
     """Evaluates the newest commit of the run in `folder`; see `api.evaluate`.
 
     Raises:
-      CheckpointError: RD-563, the run has no commit; 5xx, it cannot be read.
+      CommittedError: RD-563, the run has no commit.
+      CheckpointError: 5xx, it cannot be read.
       DataError: its data cannot be prepared.
     """
     store = CheckpointStore(config.run.storage or str(folder))
     manifest = store.newest()
     if manifest is None:
-        raise CheckpointError(563, f"the run in {folder} has no commit yet", "let it train a round first")
+        raise CommittedError(563, f"the run in {folder} has no commit yet", "let it train a round first")
     corpus = prepare(config.data, config.tokenizer)
     model = build_model(config.model, corpus.vocab_size, corpus.eos_id, config.data.sequence_length, config.run.seed)
     parameters = dict(model.named_parameters())

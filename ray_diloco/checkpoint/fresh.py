@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ray_diloco.errors import CheckpointError
+from ray_diloco.errors import CommittedError
 
 
-def refuse_fresh(run: str, round: int) -> CheckpointError:
+def refuse_fresh(run: str, round: int) -> CommittedError:
     """The error to raise for a run whose newest commit is of `round`."""
-    return CheckpointError(
+    return CommittedError(
         562,
         f"run {run!r} has commits up to round {round}, and run.fresh=true asks for a new one",
         "choose another run.name, remove the folder of that run, or leave run.fresh out to continue it",

@@ -168,7 +168,8 @@ class Driver:
                 lambda: {"wandb_run_id": mirror.run_id},
             ),
         )
-        status, reason, failure = "failed", None, None
+        status, reason = "failed", None
+        failure: Exception | None = None
         try:
             check_feasible(bundles(config))
             fleet = self._fleet = RayFleet(
@@ -184,8 +185,11 @@ class Driver:
             if self._stop_asked:
                 run.stop()
             status = await run.run()
-        except DilocoError as error:
-            failure, reason = error, error.what
+        except Exception as error:  # also for a defect, tape and summary must say how the run ended
+            failure, reason = (
+                error,
+                error.what if isinstance(error, DilocoError) else f"{type(error).__name__}: {error}",
+            )
         self._status = status
         summary = await self._finish(directory, durable, position, status, reason, mirror, environment, anchor)
         if failure is not None:
