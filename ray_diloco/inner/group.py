@@ -78,6 +78,9 @@ def limit_waits(timeout_s: float) -> None:
 
 
 def _introduce_deepspeed(backend: str) -> None:
+    # For a process that was not started with `rank_environment`.
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if backend == "gloo" else "cuda")
     import deepspeed.ops
 
     if backend == "gloo":

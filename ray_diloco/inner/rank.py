@@ -187,7 +187,7 @@ class InnerRank:
         """One optimiser step; mean loss of its micro-batches and gradient norm before clipping."""
         s, engine = self.settings, self._engine
         set_learning_rate(engine, s.inner.lr * learning_rate_factor(s.inner.schedule, step, s.total_steps))
-        seed_step(s.seed, s.island, s.rank, step)
+        seed_step(s.seed, s.island, s.rank, step, self.device)
         losses = []
         norm: torch.Tensor | float = 0.0
         for k, ids in enumerate(micro_batches.to(self.device, non_blocking=True)):

@@ -17,7 +17,8 @@ from torch.distributed import distributed_c10d
 from ray_diloco.config.schema import InnerConfig, InnerOptimizerConfig, InnerScheduleConfig, ModelConfig
 from ray_diloco.errors import InnerError
 from ray_diloco.inner import group
-from ray_diloco.inner.rank import InnerRank, RankSettings
+from ray_diloco.inner.rank import InnerRank
+from ray_diloco.inner.settings import RankSettings
 
 VOCAB, SEQUENCE, SEED, LR, CLIP = 2048, 16, 7, 1e-2, 0.5
 TOTAL_STEPS = 12
