@@ -90,13 +90,20 @@ class Blocks:
         return rows
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, progress: Progress | None = None) -> Corpus:
+def prepare(
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    progress: Progress | None = None,
+    trained_on: DataConfig | None = None,
+) -> Corpus:
     """The blocks of a source, from the cache or tokenised now.
 
     Args:
       data: the source, the length of blocks, and how many are held out.
       tokenizer: what turns its documents into ids.
       progress: called about once a second by whatever takes longer than two.
+      trained_on: the source that `tokenizer=bpe` is trained on, where islands with different data share one
+        tokenizer; default: `data`.
 
     Raises:
       DataError: 3xx; docs/errors.md has the list.
@@ -106,7 +113,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, progress: Progress | N
     cache = cache_folder(data.cache)
     source = open_source(data)
     identity = source.identity(reporter)
-    encoder = load_tokenizer(tokenizer, source, identity, cache, reporter)
+    text, text_identity = source, identity
+    if tokenizer.name == "bpe" and trained_on is not None and trained_on != data:
+        text = open_source(trained_on)
+        text_identity = text.identity(reporter)
+    encoder = load_tokenizer(tokenizer, text, text_identity, cache, reporter)
     folder = cache / "blocks" / key_of(_FORMAT, identity, encoder.identity, data.sequence_length)
     about = _load_about(folder)
     if about is None:
@@ -119,7 +130,7 @@ def _check(data: DataConfig) -> None:
     for key, least in (("sequence_length", 2), ("heldout_blocks", 0), ("max_documents", 0)):
         value = getattr(data, key)
         if value < least:
-            raise DataError(332, f"data.{key}={value} is too small", f"set it to {least} or more.")
+            raise DataError(332, f"data.{key}={value} is too small", f"set it to {least} or more")
 
 
 def _load_about(folder: Path) -> dict[str, Any] | None:
@@ -155,13 +166,13 @@ def _prepare_now(
             raise DataError(
                 312,
                 f"{source.title}: its documents changed while they were tokenised",
-                "wait until nobody writes to it, and see that every pass gives the same documents; then run again.",
+                "wait until nobody writes to it, and see that every pass gives the same documents; then run again",
             )
         if packed.blocks == 0:
             raise DataError(
                 330,
                 f"{source.title}: {packed.all_tokens} tokens are less than one block of {sequence_length}",
-                "give more text, or lower data.sequence_length.",
+                "give more text, or lower data.sequence_length",
             )
         np.save(draft / _COUNTS, packed.counts)
         about = {
@@ -192,7 +203,7 @@ def _corpus(folder: Path, about: dict[str, Any], data: DataConfig, title: str) -
             331,
             f"{title}: {split.blocks} blocks of {data.sequence_length} tokens, of which data.heldout_blocks="
             f"{split.heldout} would leave none to train on",
-            f"give more text, or set data.heldout_blocks to at most {split.blocks - 1}.",
+            f"give more text, or set data.heldout_blocks to at most {split.blocks - 1}",
         )
     rows = _map_tokens(folder / _TOKENS, split.blocks, data.sequence_length, about["vocab_size"])
     heldout = rows[split.place_of_heldout(np.arange(split.heldout))].ravel()
@@ -230,12 +241,12 @@ def _map_tokens(path: Path, blocks: int, sequence_length: int, vocab_size: int) 
         raise DataError(
             334,
             f"the prepared blocks {path} are not on this machine: {error.strerror or error}",
-            "put data.cache on storage that every node sees, or prepare the same data on this node.",
+            "put data.cache on storage that every node sees, or prepare the same data on this node",
         ) from error
     if size != expected:
         raise DataError(
             334,
             f"the prepared blocks {path} have {size} bytes, not {expected}",
-            "remove that folder; the data is prepared again at the next start.",
+            "remove that folder; the data is prepared again at the next start",
         )
     return np.memmap(path, dtype=dtype, mode="r", shape=(blocks, sequence_length))

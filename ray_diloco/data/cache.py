@@ -77,7 +77,7 @@ def unwritable(target: Path, error: OSError) -> DataError:
     return DataError(
         333,
         f"cannot write prepared data to {target}: {error.strerror or error}",
-        "free some space there, or set data.cache to a folder that can be written.",
+        "free some space there, or set data.cache to a folder that can be written",
     )
 
 
@@ -137,7 +137,7 @@ def files_digest(files: Sequence[Path], cache: Path, reporter: Reporter) -> str:
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error for a source file that cannot be read."""
     return DataError(
-        303, f"cannot read {path}: {error.strerror or error}", "check that the file exists and that you may read it."
+        303, f"cannot read {path}: {error.strerror or error}", "check that the file exists and that you may read it"
     )
 
 

@@ -80,7 +80,7 @@ def non_empty(pieces: Iterator[Piece], title: str) -> Iterator[Piece]:
     """The same pieces; raises DataError 308 if there is none."""
     first = next(pieces, None)
     if first is None:
-        raise DataError(308, f"{title}: there is no text in it", "choose a source that holds at least one document.")
+        raise DataError(308, f"{title}: there is no text in it", "choose a source that holds at least one document")
     return chain((first,), pieces)
 
 
@@ -93,7 +93,7 @@ def encode(piece: Piece, number: int, title: str) -> bytes:
             304,
             f"{title}: document {number} holds U+{ord(piece.text[error.start]):04X} at character {error.start}, "
             "half of a surrogate pair, which is no text",
-            "repair or remove that document.",
+            "repair or remove that document",
         ) from error
 
 

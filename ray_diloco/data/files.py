@@ -46,7 +46,7 @@ def files_source(config: DataConfig) -> Source:
         raise DataError(
             301,
             f"data.source={config.source} needs data.path, which is not set",
-            "set data.path to a file, a folder or a glob; several are joined by commas.",
+            "set data.path to a file, a folder or a glob; several are joined by commas",
         )
     files = find_files(config.path, form.suffixes)
     # The ending of a name says how its fields are separated.
@@ -90,7 +90,7 @@ def find_files(path: str, suffixes: tuple[str, ...]) -> list[Path]:
                 302,
                 f"no file matches {pattern!r} of data.path (searched from {os.getcwd()})",
                 f"correct the path; a folder is searched for {' and '.join('*' + s for s in suffixes)}, "
-                "other names need a glob such as folder/**/*.md.",
+                "other names need a glob such as folder/**/*.md",
             )
         found.update(matches)
     return [Path(name) for name in sorted(found)]
@@ -134,7 +134,7 @@ def _decode(raw: bytes, path: Path, offset: int) -> str:
         raise DataError(
             304,
             f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start} ({error.reason})",
-            "convert the file to UTF-8, or take it out of data.path.",
+            "convert the file to UTF-8, or take it out of data.path",
         ) from error
 
 
@@ -198,7 +198,7 @@ def read_parquet(path: Path, column: str) -> Iterator[Piece]:
                 yield from whole(text_of(value, f"{path} from row {256 * number}", column) for value in values)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
-            303, f"cannot read {path} as parquet: {error}", "write the file again, or take it out of data.path."
+            303, f"cannot read {path} as parquet: {error}", "write the file again, or take it out of data.path"
         ) from error
 
 
@@ -210,7 +210,7 @@ def text_of(value: object, place: str, column: str) -> str:
         raise DataError(
             307,
             f"{place}: column {column!r} holds {type(value).__name__}, not text",
-            "set data.text_column to a column of text.",
+            "set data.text_column to a column of text",
         )
     return value
 
@@ -218,11 +218,11 @@ def text_of(value: object, place: str, column: str) -> str:
 def missing_column(place: str, column: str, columns: list[str]) -> DataError:
     """The error for a text column that is not there."""
     have = ", ".join(columns) if columns else "none"
-    return DataError(306, f"{place}: there is no column {column!r}; columns: {have}", "set data.text_column to one.")
+    return DataError(306, f"{place}: there is no column {column!r}; columns: {have}", "set data.text_column to one")
 
 
 def _bad_row(path: Path, line: int, what: str) -> DataError:
-    return DataError(305, f"{path}:{line}: {what}", "repair that line, or take the file out of data.path.")
+    return DataError(305, f"{path}:{line}: {what}", "repair that line, or take the file out of data.path")
 
 
 # By `data.source`.

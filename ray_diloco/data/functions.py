@@ -1,4 +1,8 @@
-"""A user's own function by import path: `package.module:function`, for `data.builder` and `tokenizer.builder`."""
+"""A user's own function by import path: `package.module:function`, for `data.builder` and `tokenizer.builder`.
+
+Whatever goes wrong in a user's module or function becomes an error that names the configuration key, the path and the
+cause, because from the outside it looks like a mistake of this package.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,14 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise DataError(310, f"{key}={path} is not of the form package.module:function", "write it like my.data:build.")
+        raise DataError(310, f"{key}={path} is not of the form package.module:function", "write it like my.data:build")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail in any way
         raise DataError(
             310,
             f"{key}={path}: importing {module_name} failed: {type(error).__name__}: {error}",
-            "mend the module, or put its folder on PYTHONPATH.",
+            "mend the module, or put its folder on PYTHONPATH",
         ) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
@@ -32,7 +36,7 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
         raise DataError(
             310,
             f"{key}={path}: {module_name} has no function {name!r}; it has: {public or 'none'}",
-            f"correct the name after the colon, or define {name} in {module_name}.",
+            f"correct the name after the colon, or define {name} in {module_name}",
         )
     return function
 
@@ -48,5 +52,5 @@ def called(function: Callable[..., Any], argument: object, key: str, path: str) 
 def failed(key: str, path: str, error: Exception) -> DataError:
     """The error for a user's function that raised."""
     return DataError(
-        311, f"{key}={path} raised {type(error).__name__}: {error}", "mend the function; the cause is in the log."
+        311, f"{key}={path} raised {type(error).__name__}: {error}", "mend the function; the cause is in the log"
     )

@@ -36,11 +36,11 @@ def hub_source(config: DataConfig) -> Source:
         raise DataError(
             301,
             "data.source=hf needs data.dataset, which is not set",
-            "set data.dataset to a dataset's name on the hub or to a local folder.",
+            "set data.dataset to a dataset's name on the hub or to a local folder",
         )
     folder = Path(config.dataset).expanduser()
     if not folder.is_dir() and config.dataset.startswith(("/", ".", "~")):
-        raise DataError(309, f"data.dataset={config.dataset}: there is no such folder", "correct the path.")
+        raise DataError(309, f"data.dataset={config.dataset}: there is no such folder", "correct the path")
     dataset = _Dataset(config, folder if folder.is_dir() else None)
     return Source(
         title=f"dataset {config.dataset}, split {config.split}", pieces=dataset.pieces, identity=dataset.identity
@@ -108,18 +108,18 @@ def _saved_rows(folder: Path, split: str) -> Any:
         # A dataset saved alone keeps the name of its split; made from memory it has none.
         saved = {str(saved.split or "train"): saved}
     if split not in saved:
-        raise DataError(309, f"{folder} has no split {split!r}; splits: {', '.join(saved)}", "set data.split to one.")
+        raise DataError(309, f"{folder} has no split {split!r}; splits: {', '.join(saved)}", "set data.split to one")
     return saved[split]
 
 
 def _unloadable(config: DataConfig, error: Exception) -> DataError:
     what = f"cannot load {config.dataset} (split {config.split}): {type(error).__name__}: {error}"
-    mend = "check data.dataset, data.dataset_config and data.split."
+    mend = "check data.dataset, data.dataset_config and data.split"
     if isinstance(error, ConnectionError) or any(sign in type(error).__name__ for sign in _UNREACHABLE):
         offline = os.environ.get("HF_HUB_OFFLINE")
         mend = (
-            "HF_HUB_OFFLINE is set: unset it, or run once with a network so that the dataset is stored."
+            "HF_HUB_OFFLINE is set: unset it, or run once with a network so that the dataset is stored"
             if offline not in (None, "", "0")
-            else "check the network, HF_ENDPOINT and the name; or store the dataset and set data.dataset to its folder."
+            else "check the network, HF_ENDPOINT and the name; or store the dataset and set data.dataset to its folder"
         )
     return DataError(309, " ".join(what.split()), mend)

@@ -69,7 +69,7 @@ class HuggingFaceTokenizer:
             raise DataError(
                 321,
                 f"tokenizer {self._title} has no end-of-text token (eos_token) to put between documents",
-                "set eos_token in its tokenizer_config.json, or choose another tokenizer.",
+                "set eos_token in its tokenizer_config.json, or choose another tokenizer",
             )
         return tokenizer
 
@@ -115,7 +115,7 @@ class HuggingFaceTokenizer:
             raise DataError(
                 322,
                 f"tokenizer {self._title}: encode returned {type(ids).__name__} {ids!r:.60}, not a list of ids",
-                "return one non-negative int per token.",
+                "return one non-negative int per token",
             )
         return array.astype(np.uint32)
 
@@ -134,7 +134,7 @@ def _from_pretrained(name: str) -> Any:
         raise DataError(
             320,
             f"tokenizer.name={name} is neither bytes nor bpe, and no tokenizer loads from there: {what}",
-            "correct the folder or hub name; without a network only folders and what is stored already will do.",
+            "correct the folder or hub name; without a network only folders and what is stored already will do",
         ) from error
 
 
@@ -146,6 +146,6 @@ def _build(config: TokenizerConfig) -> Any:
         raise DataError(
             322,
             f"tokenizer.builder={path} returned {type(tokenizer).__name__}, which has no {', '.join(missing)}",
-            "return a Hugging Face tokenizer, or an object with all of these.",
+            "return a Hugging Face tokenizer, or an object with all of these",
         )
     return tokenizer

@@ -110,7 +110,7 @@ class _Writer:
                 raise DataError(
                     324,
                     f"the tokenizer gave id {int(ids.max())}, its vocabulary has {self.counts.size}",
-                    "its __len__ must be above every id that encode returns.",
+                    "its __len__ must be above every id that encode returns",
                 )
             yield ids
             if piece.last:

@@ -50,7 +50,7 @@ def open_source(config: DataConfig) -> Source:
         raise DataError(
             301,
             f"data.source={config.source} is unknown; there are {', '.join(SOURCES)}",
-            "choose one, or set data.builder to a function of your own.",
+            "choose one, or set data.builder to a function of your own",
         )
     return dataclasses.replace(
         source,
@@ -118,7 +118,7 @@ def _built(function: Callable[[DataConfig], object], config: DataConfig) -> Iter
         raise DataError(
             311,
             f"data.builder={path} returned {type(documents).__name__}, not an iterable of documents",
-            "return or yield one str per document.",
+            "return or yield one str per document",
         )
     iterator = iter(documents)
     while True:
@@ -132,7 +132,7 @@ def _built(function: Callable[[DataConfig], object], config: DataConfig) -> Iter
             raise DataError(
                 311,
                 f"data.builder={path} yielded {type(document).__name__} {document!r:.60}, not str",
-                "yield one str per document.",
+                "yield one str per document",
             )
         yield Piece(document, True)
 

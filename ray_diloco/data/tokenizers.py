@@ -135,7 +135,7 @@ def trained_bpe(
         raise DataError(
             323,
             f"tokenizer.vocab_size={vocab_size}: a BPE holds 256 bytes, 2 special tokens and what it learns",
-            f"set it above {_BYTES_AND_SPECIALS}, usually 4096 to 65536.",
+            f"set it above {_BYTES_AND_SPECIALS}, usually 4096 to 65536",
         )
     key = key_of("bpe-1", source_identity, vocab_size)
     folder = cache / "tokenizers" / key

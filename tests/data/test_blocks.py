@@ -245,6 +245,25 @@ def test_islands_with_other_data_can_share_the_tokenizer_of_a_prepared_corpus(tm
     assert AutoTokenizer.from_pretrained(first.tokenizer_folder).decode(ids).startswith("quite other words quite")
 
 
+def test_a_bpe_can_be_trained_on_other_data_than_it_encodes_on_any_machine(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words, some more words " * 20)
+    (tmp_path / "b.txt").write_text("quite other words " * 20)
+    bpe = TokenizerConfig("bpe", 280)
+
+    def vocabulary(name: str, trained_on: str, cache: str) -> dict[str, int]:
+        data, other = (
+            config(tmp_path, path=str(tmp_path / f), cache=str(tmp_path / cache)) for f in (name, trained_on)
+        )
+        vocab: dict[str, int] = AutoTokenizer.from_pretrained(
+            prepare(data, bpe, trained_on=other).tokenizer_folder
+        ).get_vocab()
+        return vocab
+
+    first = vocabulary("a.txt", "a.txt", "one")
+    assert vocabulary("b.txt", "a.txt", "one") == vocabulary("b.txt", "a.txt", "two") == first
+    assert vocabulary("b.txt", "b.txt", "one") != first
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = ModuleType("users_blocks")
