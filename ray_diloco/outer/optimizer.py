@@ -2,11 +2,13 @@
 
 Pure with respect to its inputs, so that a round that is given up leaves no trace.  Nesterov is
 `torch.optim.SGD(nesterov=True)` fed with `Δ`, bit for bit in fp32 and for any chunks (../shared/algorithms.md §1;
-DiLoCo, arXiv 2311.08105).  A new one is one class and one line in `OPTIMIZERS`.
+DiLoCo, arXiv 2311.08105), AdamW is `torch.optim.AdamW`.  A new one is one class and one line in `OPTIMIZERS`.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -107,14 +109,51 @@ class Nesterov:
         torch.add(anchor, anchor_out, alpha=-(self.lr if lr is None else lr), out=anchor_out)
 
 
-OPTIMIZERS: dict[str, Callable[[float, float], OuterOptimizer]] = {
-    "nesterov": Nesterov,
-    "sgd": lambda lr, momentum: Sgd(lr),
-}
+@dataclass(frozen=True)
+class AdamW:
+    """`m ← β₁ m + (1 − β₁) Δ; v ← β₂ v + (1 − β₂) Δ²; A ← (1 − η λ) A − η m̂ / (√v̂ + ε)`, bias-corrected by `version`.
+
+    With inner SGD at rate 1 and one inner step it is synchronous AdamW (../shared/algorithms.md §2.1).  On longer rounds
+    it is FedOpt's server Adam (2003.00295); DiLoCo found it unstable unless ε is 0.1.
+    """
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    initial: ClassVar[float] = 0.0
+
+    def step(
+        self,
+        anchor: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        delta: torch.Tensor,
+        anchor_out: torch.Tensor,
+        state_out: Sequence[torch.Tensor],
+        *,
+        version: int,
+        lr: float | None = None,
+    ) -> None:
+        """See `OuterOptimizer.step`.  The operations and their order are those of torch.optim.AdamW, one tensor."""
+        (m, v), (m_out, v_out) = state, state_out
+        lr, steps = self.lr if lr is None else lr, version + 1
+        torch.lerp(m, delta, 1 - self.beta1, out=m_out)
+        torch.mul(v, self.beta2, out=v_out).addcmul_(delta, delta, value=1 - self.beta2)
+        denominator = torch.sqrt(v_out, out=anchor_out)
+        denominator.div_(math.sqrt(1 - self.beta2**steps)).add_(self.eps)
+        decayed = anchor * (1 - lr * self.weight_decay) if self.weight_decay else anchor
+        torch.addcdiv(decayed, m_out, denominator, value=-lr / (1 - self.beta1**steps), out=anchor_out)
 
 
-def outer_optimizer(kind: str, lr: float, momentum: float) -> OuterOptimizer:
-    """Builds an outer optimiser from the `outer` section of a configuration.
+# By `outer.kind`; each takes the keys of the `outer` section that are its own fields.
+OPTIMIZERS: dict[str, Callable[..., OuterOptimizer]] = {"nesterov": Nesterov, "sgd": Sgd, "adamw": AdamW}
+
+
+def outer_optimizer(kind: str, **settings: float) -> OuterOptimizer:
+    """Builds an outer optimiser from the `outer` section of a configuration; the keys of other kinds are left alone.
 
     Raises:
       SyncError: RD-415, there is none of that name.
@@ -122,4 +161,5 @@ def outer_optimizer(kind: str, lr: float, momentum: float) -> OuterOptimizer:
     if kind not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
         raise SyncError(415, f"there is no outer optimiser {kind!r}", f"use one of {known}")
-    return OPTIMIZERS[kind](lr, momentum)
+    own = inspect.signature(OPTIMIZERS[kind]).parameters
+    return OPTIMIZERS[kind](**{key: value for key, value in settings.items() if key in own})
