@@ -113,8 +113,8 @@ class Nesterov:
 class AdamW:
     """`m ← β₁ m + (1 − β₁) Δ; v ← β₂ v + (1 − β₂) Δ²; A ← (1 − η λ) A − η m̂ / (√v̂ + ε)`, bias-corrected by `version`.
 
-    With inner SGD at rate 1 and one inner step it is synchronous AdamW (../shared/algorithms.md §2.1).  On longer rounds
-    it is FedOpt's server Adam (2003.00295); DiLoCo found it unstable unless ε is 0.1.
+    With inner SGD at rate 1 and one inner step it is synchronous AdamW (../shared/algorithms.md §2.1).  On longer
+    rounds it is FedOpt's server Adam (2003.00295); DiLoCo found it unstable unless ε is 0.1.
     """
 
     lr: float
