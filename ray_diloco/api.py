@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_diloco.config.check import check
 from ray_diloco.config.compose import compose, composed_from
-from ray_diloco.config.schema import Config, TokenizerConfig, island_data, island_names
+from ray_diloco.config.schema import Config, island_data, island_names
 from ray_diloco.config.show import config_yaml
 from ray_diloco.config.typed import Composed
 from ray_diloco.errors import CheckpointError, ClusterError, ConfigError, DilocoError
@@ -151,11 +151,12 @@ def prepare_data(config: Config, display: Display | None = None) -> tuple[dict[s
             display.note(f"{what}: {done / 1e6:.1f} MB" + (f" of {total / 1e6:.1f} MB" if total else ""))
 
     heldout = prepare(config.data, config.tokenizer, progress)
-    tokenizer = TokenizerConfig(name=str(heldout.tokenizer_folder))
     corpora = {}
     for name in island_names(config):
         data = island_data(config, name)
-        corpora[name] = heldout if data == config.data else prepare(data, tokenizer, progress)
+        corpora[name] = (
+            heldout if data == config.data else prepare(data, config.tokenizer, progress, trained_on=config.data)
+        )
     return corpora, heldout
 
 

@@ -47,12 +47,16 @@ class RayAnchor:
         self.layout: Layout | None = None
         self.fragments: list[Ranges] = []
         self._shards: list[Any] = []
-        self._open = asyncio.Lock()
+        self._starting = asyncio.Lock()
 
     @property
     def count(self) -> int:
         """Number of shards."""
         return len(self._shards)
+
+    def prestart(self) -> None:
+        """Starts the shards that are needed in any case, for a cluster where it does not matter on which node."""
+        self._shards = [ShardActor.remote(k) for k in range(max(1, self.settings.shards))]
 
     async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, url: str) -> None:
         """Starts the shards for a model, on the nodes given, with the state of a commit if there is one.
@@ -63,7 +67,7 @@ class RayAnchor:
           CheckpointError: RD-560, the commit is of another model.
           ClusterError: RD-220, an island has another model than the others; RD-221, a shard does not start.
         """
-        async with self._open:
+        async with self._starting:
             if self.layout is not None:
                 if self.layout.digest != layout.digest:
                     raise ClusterError(
@@ -77,19 +81,17 @@ class RayAnchor:
             shared = ShardSettings(
                 layout, tuple(self.fragments), dict(self.settings.outer), self.settings.codec_down, count
             )
-            self._shards = [
-                ShardActor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote(
-                    shared, k
-                )
-                for k, node in zip(range(count), _round_robin(node_ids, count), strict=True)
+            self._shards += [
+                ShardActor.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node_ids[k % len(node_ids)], soft=True)
+                ).remote(k)
+                for k in range(len(self._shards), count)
             ]
+            calls = [shard.build.remote(shared) for shard in self._shards]
+            if manifest is not None:
+                calls += [shard.load.remote(url, manifest) for shard in self._shards]
             try:
-                if manifest is not None:
-                    loads = [shard.load.remote(url, manifest) for shard in self._shards]
-                    await answers(loads, "loading the anchor", self.settings.deadline_s)
-                else:
-                    ready = [shard.ready.remote() for shard in self._shards]
-                    await answers(ready, "starting the anchor", self.settings.deadline_s)
+                await answers(calls, "starting the anchor", self.settings.deadline_s)
             except ActorFailed as failed:
                 raise ClusterError(221, f"the anchor did not start: {failed}", "see the logs of that node") from failed
             self.layout = layout
@@ -192,10 +194,6 @@ def _owner_of_lost(error: BaseException | None, contributions: Sequence[tuple[Of
     return next(
         (o.island for o, _ in contributions for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None
     )
-
-
-def _round_robin(node_ids: Sequence[str], count: int) -> list[str]:
-    return [node_ids[k % len(node_ids)] for k in range(count)]
 
 
 def _check_layout(manifest: Manifest, layout: Layout) -> None:

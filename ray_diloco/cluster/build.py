@@ -12,9 +12,11 @@ from dataclasses import replace
 from ray_diloco.cluster.fleet import IslandSpec
 from ray_diloco.cluster.placement import Bundle
 from ray_diloco.cluster.rank import RankJob
-from ray_diloco.config.schema import Config, InnerConfig, TokenizerConfig, island_data, island_names
+from ray_diloco.config.schema import Config, InnerConfig, island_data, island_names
 from ray_diloco.data.blocks import Corpus
+from ray_diloco.inner.settings import RankSettings
 from ray_diloco.outer.schedule import Schedule
+from ray_diloco.outer.weights import Work, weights
 from ray_diloco.rounds.ports import Offer
 from ray_diloco.rounds.rendezvous import Quorum
 from ray_diloco.rounds.rules import IslandPlan, Rules, Weigher
@@ -59,7 +61,6 @@ def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> 
 
 def weigher(kind: str) -> Weigher:
     """Normalised weights of the offers of a round, by `quorum.weights`."""
-    from ray_diloco.outer.merge import Work, weights
 
     def weigh(offers: Sequence[Offer]) -> Mapping[str, float]:
         return weights(kind, {offer.island: Work(offer.steps, offer.tokens) for offer in offers})
@@ -77,8 +78,6 @@ def island_specs(
 def _spec(
     config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tuple[Bundle, ...], folders: tuple[str, ...]
 ) -> IslandSpec:
-    from ray_diloco.inner.rank import RankSettings
-
     threads = config.islands.threads or max(1, math.floor(config.islands.cpus_per_rank))
     accelerator = "cuda" if config.islands.gpus_per_rank else "cpu"
     settings = RankSettings(
@@ -102,7 +101,7 @@ def _spec(
         heldout=heldout,
         data=island_data(config, name),
         heldout_data=config.data,
-        tokenizer=TokenizerConfig(name=str(heldout.tokenizer_folder)),
+        tokenizer=config.tokenizer,
         seed=config.run.seed,
         codec_up=config.codec.up.kind,
         island=name,

@@ -104,14 +104,13 @@ class Rank:
 
     def build(self, host: str, port: int) -> Description:
         """Builds model, engine and data; collective over the island."""
-        from ray_diloco.data.blocks import prepare
         from ray_diloco.inner.rank import InnerRank
         from ray_diloco.outer.codec import codec_of
         from ray_diloco.outer.exchange import Exchange
 
         job = self._job
-        self._blocks = _open(job.corpus, job.data, job.tokenizer, prepare)
-        self._heldout = _open(job.heldout, job.heldout_data, job.tokenizer, prepare)
+        self._blocks = _open(job.corpus, job.data, job)
+        self._heldout = _open(job.heldout, job.heldout_data, job)
         settings = replace(job.settings, rank=self._rank, host=host, port=port)
         self._inner = InnerRank(settings, self._store)
         self._exchange = Exchange(self._inner.layout, self._inner.slices, self._inner.emits)
@@ -230,12 +229,13 @@ class Rank:
         return shard_ranges(self._inner.layout, len(self._parts[0]))
 
 
-def _open(corpus: Any, data: DataConfig, tokenizer: TokenizerConfig, prepare: Any) -> Any:
+def _open(corpus: Any, data: DataConfig, job: RankJob) -> Any:
     """Opens prepared blocks, preparing them first on a machine that does not have them."""
+    from ray_diloco.data.blocks import prepare
     from ray_diloco.errors import DataError
 
     if not os.path.isdir(corpus.folder):
-        here = prepare(data, tokenizer)
+        here = prepare(data, job.tokenizer, trained_on=job.heldout_data)
         if here.digest != corpus.digest:
             raise DataError(
                 390,

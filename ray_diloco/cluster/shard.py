@@ -47,7 +47,18 @@ WRITE_DEADLINE_S = 600.0
 class Shard:
     """Shard `index` of an anchor."""
 
-    def __init__(self, settings: ShardSettings, index: int) -> None:
+    def __init__(self, index: int) -> None:
+        # The slow imports, while the islands of a run are still starting.
+        import ray_diloco.outer.shard  # noqa: F401
+
+        self._index = index
+        self._writer = ThreadPoolExecutor(1)
+        self._writes: dict[int, Future[list[Any]]] = {}
+        # Writes under way with the version that they read.
+        self._reading: list[tuple[int, Future[list[Any]]]] = []
+
+    def build(self, settings: ShardSettings) -> None:
+        """Makes room for the anchor of a model."""
         import torch
 
         from ray_diloco.outer.codec import codec_of
@@ -55,23 +66,16 @@ class Shard:
         from ray_diloco.outer.shard import AnchorShard
 
         torch.set_num_threads(1)
-        self._settings, self._index = settings, index
+        self._settings = settings
         optimizer = outer_optimizer(**settings.outer)
         self._state_names = optimizer.state_names
         self._shard = AnchorShard(
             settings.layout,
-            shard_ranges(settings.layout, settings.shards)[index],
+            shard_ranges(settings.layout, settings.shards)[self._index],
             settings.fragments,
             optimizer,
             codec_of(settings.codec_down),
         )
-        self._writer = ThreadPoolExecutor(1)
-        self._writes: dict[int, Future[list[Any]]] = {}
-        # Writes under way with the version that they read.
-        self._reading: list[tuple[int, Future[list[Any]]]] = []
-
-    def ready(self) -> None:
-        """Returns when the actor can work."""
 
     def found(self, *payloads: np.ndarray) -> None:
         """Sets version 0."""

@@ -23,10 +23,11 @@ from ray_diloco.outer.chunks import CHUNK, in_chunks, pieces, quiet, require_wit
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.contribution import BadContribution, Contribution, Offer, check_offers, not_finite
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, total
-from ray_diloco.outer.merge import MERGES, Merge, factors
+from ray_diloco.outer.merge import MERGES, Merge
 from ray_diloco.outer.named import Array, load_error, places
 from ray_diloco.outer.optimizer import OuterOptimizer
 from ray_diloco.outer.payload import Bytes, Meta, Writer, gather, open_payload, require_purpose
+from ray_diloco.outer.weights import factors
 
 __all__ = ["AnchorShard", "BadContribution", "Contribution", "Prepared"]
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.merge import MERGES, Work, factors, mean, normalised, weights
+from ray_diloco.outer.merge import MERGES, mean
+from ray_diloco.outer.weights import Work, factors, normalised, weights
 
 
 def test_mean_is_the_weighted_sum():

@@ -1,0 +1,206 @@
+"""One outer round among islands on this machine: pseudo-gradient → merge → Nesterov → parameters back everywhere.
+
+Ours is the product's own path (rank actors, anchor shards, object store) without inner training; the peer is the same
+in torch: gloo all-reduce of `B − θ` among as many processes, then torch.optim.SGD(nesterov) in each.  Both run in one
+process tree, interleaved, one thread per process; medians of `--rounds`.
+
+    python tests/bench/bench_outer_round.py --parameters 100 --islands 2 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+
+import numpy as np
+import ray
+import torch
+
+from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
+from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.fleet import FleetSettings, RayIsland
+from ray_diloco.cluster.rank import Rank
+from ray_diloco.config.schema import DeadlinesConfig
+from ray_diloco.outer.exchange import Exchange, Slice
+from ray_diloco.outer.layout import Layout, layout_of
+from ray_diloco.rounds.ports import Offer
+
+STEP = 1e-3
+
+
+def model_layout(millions: float) -> Layout:
+    """Tensors of a Llama-like model of about so many million parameters: an embedding of a fifth, square matrices."""
+    total = int(millions * 1e6)
+    width = 1024 if millions >= 20 else 128
+    rows = max(1, total // 5 // width)
+    shapes = [("embed", (rows, width))]
+    left = total - rows * width
+    k = 0
+    while left > 0:
+        height = min(width, max(1, left // width))
+        shapes.append((f"layer.{k}", (height, width)))
+        left -= height * width
+        k += 1
+    return layout_of(shapes)
+
+
+class _Inner:
+    """What `Rank` needs of an inner rank: parameters in one flat buffer."""
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        self.layout = layout
+        self.theta = torch.zeros(layout.numel)
+        self.slices = (Slice(layout.whole[0], self.theta),)
+        self.emits = layout.whole
+
+    def commit_writes(self) -> None:
+        pass
+
+
+class BenchRank(Rank):
+    """A rank whose training is adding a constant."""
+
+    def __init__(self, layout: Layout, island: str, codec: str) -> None:
+        from types import SimpleNamespace
+
+        torch.set_num_threads(1)
+        self._inner = _Inner(layout, 0)
+        self._exchange = Exchange(layout, self._inner.slices, self._inner.emits)
+        from ray_diloco.outer.codec import codec_of
+
+        self._codec = codec_of(codec)
+        self._job = SimpleNamespace(island=island, incarnation=0)
+
+    def move(self) -> float:
+        self._inner.theta.sub_(STEP)
+        return float(self._inner.theta[0])
+
+
+class GlooPeer:
+    """The same round with torch alone."""
+
+    def __init__(self, numel: int, rank: int, world: int) -> None:
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self.rank, self.world, self.numel = rank, world, numel
+
+    def open(self) -> int:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        self.store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(60))
+        return self.store.port
+
+    def join(self, port: int) -> None:
+        import torch.distributed as dist
+
+        store = self.store if self.rank == 0 else dist.TCPStore("127.0.0.1", port, None, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world)
+        self.theta = torch.zeros(self.numel)
+        self.anchor = torch.nn.Parameter(torch.zeros(self.numel))
+        self.anchor.grad = torch.zeros(self.numel)
+        self.optimizer = torch.optim.SGD([self.anchor], lr=0.7, momentum=0.9, nesterov=True)
+
+    def move(self) -> None:
+        self.theta.sub_(STEP)
+
+    def round(self) -> float:
+        import torch.distributed as dist
+
+        torch.sub(self.anchor.data, self.theta, out=self.anchor.grad)
+        dist.all_reduce(self.anchor.grad)
+        self.anchor.grad.div_(self.world)
+        self.optimizer.step()
+        self.theta.copy_(self.anchor.data)
+        return float(self.theta[0])
+
+
+BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups={"control": 1, "writing": 1})
+GlooActor = actor(GlooPeer, num_cpus=0)
+
+
+async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: list, shards: int) -> tuple[list, list]:
+    """Interleaved rounds of ours and the peer; seconds of each."""
+    names = [f"i{k}" for k in range(islands)]
+    anchor = RayAnchor(
+        AnchorSettings({"kind": "nesterov", "lr": 0.7, "momentum": 0.9}, codec, 1, shards, islands, 300.0)
+    )
+    await anchor.start(layout, [ray.get_runtime_context().get_node_id()], None, "")
+    settings = FleetSettings("", False, DeadlinesConfig(), lambda: None)
+    ranks = [BenchActor.remote(layout, name, codec) for name in names]
+    fleet = [RayIsland(name, 0, [rank], None, settings) for name, rank in zip(names, ranks, strict=True)]
+    for island, rank in zip(fleet, ranks, strict=True):
+        island._shards = anchor.count
+        ray.get(rank.connect.remote(anchor.count, anchor.fragments))
+    await anchor.found(await fleet[0].found())
+    first = await anchor.current()
+    await asyncio.gather(*(island.adopt(first) for island in fleet))
+    mine, peers = [], []
+    for k in range(rounds + 1):
+        ray.get([rank.move.remote() for rank in ranks] + [peer.move.remote() for peer in other])
+        began = time.perf_counter()
+        emissions = await asyncio.gather(*(island.emit(0, k, k + 1) for island in fleet))
+        offers = [
+            (Offer(name, 0, 0, k, 1, 1, 0.0, emission), 1 / islands)
+            for name, emission in zip(names, emissions, strict=True)
+        ]
+        prepared = await anchor.prepare(f"{k}", 0, offers)
+        swap = asyncio.ensure_future(anchor.commit(f"{k}"))
+        del emissions, offers
+        await asyncio.gather(*(island.adopt([prepared.update]) for island in fleet))
+        await swap
+        mine.append(time.perf_counter() - began)
+        if other:
+            began = time.perf_counter()
+            values = ray.get([peer.round.remote() for peer in other])
+            peers.append(time.perf_counter() - began)
+            assert len(set(values)) == 1
+            if codec == "fp32":
+                got = ray.get(ranks[0].move.remote()) + STEP
+                np.testing.assert_allclose(got, values[0], rtol=1e-5)
+                ray.get([rank.adopt.remote([0], *(p.handle for p in prepared.update.pieces)) for rank in ranks])
+    for rank in [*ranks, *anchor._shards]:
+        ray.kill(rank)
+    return mine[1:], peers[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parameters", type=float, default=100, help="millions")
+    parser.add_argument("--islands", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--shards", type=int, default=0)
+    arguments = parser.parse_args()
+    os.environ["RAY_worker_niceness"] = "0"
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ray.init(
+        address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
+        object_store_memory=8 << 30,
+    )  # fmt: skip
+    layout = model_layout(arguments.parameters)
+    for islands in arguments.islands:
+        peers = [GlooActor.remote(layout.numel, k, islands) for k in range(islands)]
+        port = ray.get(peers[0].open.remote())
+        ray.get([peer.join.remote(port) for peer in peers])
+        mine, gloo = asyncio.run(
+            ours(layout, islands, arguments.codec, arguments.rounds, peers, arguments.shards or islands)
+        )
+        for peer in peers:
+            ray.kill(peer)
+        a, b = statistics.median(mine), statistics.median(gloo)
+        print(
+            f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {arguments.codec}: ours {a:.3f} s, "
+            f"gloo + outer step {b:.3f} s, ratio {a / b:.2f}   (ours {min(mine):.3f}–{max(mine):.3f}, "
+            f"gloo {min(gloo):.3f}–{max(gloo):.3f})"
+        )
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
