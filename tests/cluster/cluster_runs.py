@@ -1,0 +1,192 @@
+"""Real runs for the tests of this folder: started in this process or by the command, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+import ray_diloco
+from ray_diloco.config.compose import compose
+
+HERE = Path(__file__).parent
+MICRO = HERE / "micro.yaml"
+DEADLINE_S = 240
+LLAMA = {
+    "name": "llama",
+    "builder": None,
+    "architecture": "llama",
+    "config": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def write_corpus(path, blocks, seed=0):
+    """Sums in words and figures, of `blocks` blocks of 32 bytes and a rest."""
+    draw, text = random.Random(seed), ""
+    while len(text) < 32 * blocks + 5:
+        a, b = draw.randrange(50), draw.randrange(50)
+        text += f"{a} plus {b} is {a + b}\n"
+    path.write_text(text[: 32 * blocks + 5])
+    return path
+
+
+class Place:
+    """A folder with a corpus, a cache and runs."""
+
+    def __init__(self, root, blocks=80):
+        self.root = root
+        self.corpus = write_corpus(root / "corpus.txt", blocks)
+        self.common = {
+            "run.root": str(root / "runs"),
+            "data.path": str(self.corpus),
+            "data.cache": str(root / "cache"),
+        }
+
+    def settings(self, name, settings):
+        return self.common | {"run.name": name} | settings
+
+    def train(self, name, settings=()):
+        return ray_diloco.train(MICRO, **self.settings(name, dict(settings)))
+
+    def config(self, settings=()):
+        return compose((), str(MICRO), settings=self.settings("any", dict(settings))).config
+
+    def folder(self, name):
+        return self.root / "runs" / name
+
+    def command(self, name, settings=(), **more):
+        """The process of `ray-diloco train`, in a group of its own."""
+        arguments = [f"{key}={value}" for key, value in self.settings(name, dict(settings)).items()]
+        return command("train", "--config", str(MICRO), *arguments, **more)
+
+
+def command(*arguments, cwd=None, paths=(HERE,)):
+    folders = [str(HERE.parents[1]), *map(str, paths)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "COLUMNS": "100"}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ray_diloco.cli", *arguments],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    """Exit code and output of a command."""
+    try:
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def lines(path):
+    """Whole lines of a JSON log; a run may be writing it."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def events(folder, kind=None):
+    found = lines(folder / "events.jsonl")
+    return found if kind is None else [event for event in found if event["event"] == kind]
+
+
+def wait_for(folder, wanted, alive=lambda: True):
+    """The first event for which `wanted(event)` is true, within the deadline."""
+    end = time.monotonic() + DEADLINE_S
+    tick = threading.Event()
+    while True:
+        found = next((event for event in events(folder) if wanted(event)), None)
+        if found is not None:
+            return found
+        assert alive(), "the run ended before that event"
+        assert time.monotonic() < end, f"no such event in {DEADLINE_S} s"
+        tick.wait(0.01)
+
+
+def committed(round_):
+    return lambda event: event["event"] == "round_committed" and event["round"] >= round_
+
+
+@contextlib.contextmanager
+def when(folder, wanted, act):
+    """Calls `act` in a thread as soon as an event is there, while the block runs."""
+    failure = []
+    over = threading.Event()
+
+    def wait():
+        try:
+            wait_for(folder, wanted, lambda: not over.is_set())
+            act()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(DEADLINE_S)
+    if failure:
+        raise failure[0]
+
+
+def manifest(folder, round_=None):
+    found = sorted((folder / "checkpoints").glob("round-*/manifest.json"))
+    if round_ is not None:
+        found = [path for path in found if path.parent.name == f"round-{round_:06d}"]
+    return json.loads(found[-1].read_text())
+
+
+def anchor(folder, round_):
+    return load_file(folder / f"trace/round-{round_:06d}/anchor.safetensors")
+
+
+def contribution(folder, round_, island):
+    return load_file(folder / f"trace/round-{round_:06d}/island-{island}.safetensors")
+
+
+def traced_rounds(folder):
+    return sorted(int(path.name.removeprefix("round-")) for path in (folder / "trace").glob("round-*"))
+
+
+def digest(folder, tensors):
+    """SHA-256 over fp32 tensors in the order of the manifest's layout."""
+    sha = hashlib.sha256()
+    for name, shape in manifest(folder)["layout"]:
+        assert tensors[name].dtype == np.float32 and list(tensors[name].shape) == shape
+        sha.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return sha.hexdigest()
+
+
+def distance(a, b):
+    """Largest difference of two sets of tensors."""
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[name].astype(np.float64) - b[name]).max()) for name in a)
+
+
+def equal(a, b):
+    """Whether two sets of tensors have the same bits."""
+    return a.keys() == b.keys() and all(np.array_equal(a[n].view(np.uint32), b[n].view(np.uint32)) for n in a)
