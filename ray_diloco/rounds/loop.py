@@ -88,7 +88,7 @@ class Run:
                 for task in done:
                     task.result()
         finally:
-            undecided = {task for due, task in self._concluding.items() if not self._rounds[due].closed.done()}
+            undecided = {self._concluding[due] for due, r in self._rounds.items() if not r.closed.done()}
             await _cancel({*slots, halted, *undecided})
             await _settled(set(self._concluding.values()))
             await self._commits.settle()
