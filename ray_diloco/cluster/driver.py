@@ -278,7 +278,7 @@ class Driver:
             parameters=anchor.layout.numel if anchor.layout else None,
             wandb_run_id=mirror.run_id,
             environment=dict(environment),
-            version=environment["packages"]["ray_diloco"] if "packages" in environment else None,
+            version=environment["versions"]["ray_diloco"],
         )
         summary = _with_books(summary, position)
         write_summary(directory.summary, summary)
