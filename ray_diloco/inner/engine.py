@@ -82,7 +82,10 @@ def deepspeed_config(inner: InnerConfig, parameters: int) -> dict[str, Any]:
 
 
 def parameter_groups(model: nn.Module, inner: InnerConfig) -> list[dict[str, Any]]:
-    """Two groups: weight decay on tensors of two or more dimensions, none on norms and biases."""
+    """Two groups: weight decay on tensors of two or more dimensions, none on norms and biases.
+
+    The decay is decoupled in AdamW (1711.05101) and added to the gradient in SGD, as torch has them.
+    """
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": inner.optimizer.weight_decay},

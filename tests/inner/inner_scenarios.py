@@ -7,6 +7,7 @@ Each scenario returns plain records; the tests judge them.  Rank 0 prints the po
 import math
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,34 @@ def variants(rank_number, world):
     return found
 
 
+def sgd_scenario(stage, rank_number, world):
+    """SGD with momentum: losses of 3 steps, and of the third again after a restore into a new engine."""
+    s = settings(stage, "fp32", rank_number, world)
+    s = replace(s, inner=replace(s.inner, optimizer=InnerOptimizerConfig(name="sgd", momentum=0.9), clip=0.0, lr=0.5))
+    rank = InnerRank(s)
+    losses = train(rank, 0, 2)[0]
+    values, state = held(rank), gathered_state(rank)
+    last = train(rank, 2, 1)[0]
+    rank.close()
+    fresh = InnerRank(s)
+    restore(fresh, values)
+    fresh.load_inner_state(state)
+    again = train(fresh, 2, 1)[0]
+    fresh.close()
+    return np.concatenate([losses, last]), again, sorted({key.split("|")[0] for key in state})
+
+
+def builder_scenario(stage, rank_number, world):
+    """A user's model that returns only a loss: training losses, then evaluation of blocks that rank 0 has alone."""
+    model = ModelConfig(builder="inner_builders:loss_only")
+    rank = InnerRank(settings(stage, "fp32", rank_number, world, model=model, vocab_size=64))
+    report = rank.train(0, 2, lambda k: batches(rank.settings, 0)(k) % 64)
+    blocks = (tokens(50, 3) % 64)[: 3 if rank_number == 0 else 0]
+    losses = rank.evaluate(blocks.numpy())
+    rank.close()
+    return report.loss_mean, losses
+
+
 def timeouts():
     """Seconds after which collectives of each group of this process give up."""
     return [
@@ -229,6 +258,8 @@ def main(rank, world, folder):
     results["stop"] = stop_scenario(rank, world)
     results["broken"] = broken_scenario(rank, world)
     results["variants"] = variants(rank, world)
+    results["sgd"] = {stage: sgd_scenario(stage, rank, world) for stage in (0, 1, 3)}
+    results["builder"] = {stage: builder_scenario(stage, rank, world) for stage in (0, 3)}
     results["elsewhere"] = {
         stage: load_elsewhere(stage, rank, world, results[1, "fp32"]["state"]) for stage in range(4)
     }

@@ -284,6 +284,40 @@ def test_activation_checkpointing_changes_no_loss(worlds, world):
 
 
 @WORLD
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_sgd_with_momentum_equals_a_plain_torch_loop_and_is_restored(worlds, world, stage):
+    model = fresh_model()
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=0.9)
+    expected = []
+    for step, rate in enumerate((0.25, 0.5, 0.5)):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of(model, tokens(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    found = [record["sgd"][stage] for record in worlds[world]]
+    np.testing.assert_allclose(np.mean([losses for losses, _, _ in found], axis=0), expected, rtol=0, atol=2e-6)
+    for losses, again, names in found:
+        assert again[0] == losses[2]
+        assert names == ["momentum_buffer"]
+
+
+@WORLD
+def test_a_users_model_trains_and_is_evaluated_at_stage_0_and_3(worlds, world):
+    first, *others = [record["builder"] for record in worlds[world]]
+    assert first[3][0] == pytest.approx(first[0][0], abs=2e-6)
+    np.testing.assert_allclose(first[3][1], first[0][1], rtol=1e-6)
+    assert [count for _, count in first[0][1]] == [SEQUENCE - 1] * 3
+    assert all(losses == [] for record in others for _, losses in record.values())
+
+
+@WORLD
 def test_dropout_repeats_by_step_and_differs_between_islands(worlds, world):
     for record in worlds[world]:
         found = record["variants"]
