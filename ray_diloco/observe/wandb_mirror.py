@@ -109,18 +109,20 @@ class WandbMirror:
         """The life of the mirror's thread: open, forward, close."""
         # The library raises its own exceptions and whatever its transport does; none of them may reach the run.
         try:
-            run = self._open()
+            wandb = self._load()
+            run = self._open(wandb)
             while (line := self._lines.get()) is not None:
                 run.log(self._values(line))
             run.summary.update(self._summary)
             run.finish()
+            # finish comes back before the library's own process has written its log; the end of that process is the sign.
+            wandb.teardown()
         except Exception as error:
             self._give_up(f"the wandb mirror is off: {type(error).__name__}: {error}")
         finally:
             self._late.cancel()
 
-    def _open(self) -> Any:
-        wandb = self._load()
+    def _open(self, wandb: Any) -> Any:
         # Console capture would swallow the driver's output; the process ends by itself, without the library's hooks.
         settings = wandb.Settings(init_timeout=self._init_limit_s, console="off", silent=True)
         run = wandb.init(settings=settings, **self._settings)

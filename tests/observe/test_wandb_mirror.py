@@ -53,6 +53,9 @@ class FakeWandb:
             raise self._error
         return self.run
 
+    def teardown(self) -> None:
+        assert self.run.finished
+
 
 class Warnings:
     def __init__(self) -> None:
