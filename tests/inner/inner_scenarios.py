@@ -70,7 +70,7 @@ def settings(stage, precision, rank, world, **changes):
         "rank": rank,
         "world": world,
         "evaluation_batch": 2,
-        "timeout_s": 30.0,
+        "timeout_s": 60.0,
     }
     return RankSettings(**(values | changes))
 
@@ -249,10 +249,10 @@ def join_alone():
 def main(rank, world, folder):
     store = None
     if world > 1 and rank == 0:
-        store = group.open_store("127.0.0.1", 30.0)
+        store = group.open_store("127.0.0.1", 60.0)
         print(store.port, flush=True)
     port = store.port if store else int(sys.stdin.readline() or 0) if world > 1 else 0
-    group.join(rank, world, "127.0.0.1", port, 30.0, store=store)
+    group.join(rank, world, "127.0.0.1", port, 60.0, store=store)
     results = {engine: engine_scenario(*engine, rank, world) for engine in ENGINES}
     results["timeouts"] = timeouts()
     results["stop"] = stop_scenario(rank, world)

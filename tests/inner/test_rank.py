@@ -328,7 +328,7 @@ def test_dropout_repeats_by_step_and_differs_between_islands(worlds, world):
 @WORLD
 def test_every_process_group_has_the_time_out_that_was_asked_for(worlds, world):
     for record in worlds[world]:
-        assert set(record["timeouts"]) == {30.0}
+        assert set(record["timeouts"]) == {60.0}
 
 
 def test_a_rank_whose_peer_never_comes_says_so_in_time(worlds):
