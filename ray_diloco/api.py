@@ -7,6 +7,7 @@ at once, which loses at most the open round.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -115,6 +116,7 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
       DilocoError: the run could not start, or failed.
     """
     from ray_diloco.observe.display import open_display
+    from ray_diloco.observe.lines import to_json
 
     config = composed.config
     _refuse_early(config)
@@ -129,7 +131,8 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
                     raise KeyboardInterrupt
                 summary = summary or _drive(composed, corpora, heldout, display, stop)
                 summary = _complete(config, heldout, summary, display)
-        return asdict(summary)
+        content: dict[str, Any] = json.loads(to_json(asdict(summary)))
+        return content
     finally:
         display.close(summary)
 

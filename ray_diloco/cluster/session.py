@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,14 +36,31 @@ def ray_session(config: Config, cpus: float) -> Iterator[None]:
         yield
         return
     address = config.ray.address or os.environ.get("RAY_ADDRESS")
-    if address:
-        _join(address)
-    else:
-        _start(config, cpus)
+    with _signal_handlers_kept():
+        if address:
+            _join(address)
+        else:
+            _start(config, cpus)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undoes what `ray.init` does to SIGTERM: it would end the process on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            # None: a handler that was not set from Python, and cannot be set again from there.
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _join(address: str) -> None:

@@ -112,35 +112,43 @@ def events(folder, kind=None):
     return found if kind is None else [event for event in found if event["event"] == kind]
 
 
-def wait_for(folder, wanted, alive=lambda: True):
-    """The first event for which `wanted(event)` is true, within the deadline."""
-    end = time.monotonic() + DEADLINE_S
-    tick = threading.Event()
-    while True:
-        found = next((event for event in events(folder) if wanted(event)), None)
-        if found is not None:
-            return found
-        assert alive(), "the run ended before that event"
-        assert time.monotonic() < end, f"no such event in {DEADLINE_S} s"
-        tick.wait(0.01)
+class Tape:
+    """The events of a run from now on."""
+
+    def __init__(self, folder):
+        self._folder, self._before = folder, len(events(folder))
+
+    def read(self):
+        return events(self._folder)[self._before :]
+
+    def wait(self, wanted, alive=lambda: True):
+        """Returns the events as soon as `wanted(events)` is true; fails after the deadline or when the run is over."""
+        end = time.monotonic() + DEADLINE_S
+        tick = threading.Event()
+        while not wanted(tape := self.read()):
+            assert alive(), f"the run ended before, with {[event['event'] for event in self.read()]}"
+            assert time.monotonic() < end, f"it did not happen in {DEADLINE_S} s"
+            tick.wait(0.01)
+        return tape
 
 
-def committed(round_):
-    return lambda event: event["event"] == "round_committed" and event["round"] >= round_
+def seen(kind, count=1, **fields):
+    """Whether events of a kind, with these fields, have been seen so often."""
+    wanted = {"event": kind, **fields}.items()
+    return lambda tape: sum(wanted <= event.items() for event in tape if event["event"] == kind) >= count
 
 
 @contextlib.contextmanager
 def when(folder, wanted, act):
-    """Calls `act` in a thread as soon as an event is there, while the block runs."""
-    failure = []
-    over = threading.Event()
+    """Calls `act` in a thread as soon as `wanted` is true of the events from now on, while the block runs."""
+    tape, over, failures = Tape(folder), threading.Event(), []
 
     def wait():
         try:
-            wait_for(folder, wanted, lambda: not over.is_set())
+            tape.wait(wanted, lambda: not over.is_set())
             act()
         except BaseException as error:
-            failure.append(error)
+            failures.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -149,8 +157,8 @@ def when(folder, wanted, act):
     finally:
         over.set()
         thread.join(DEADLINE_S)
-    if failure:
-        raise failure[0]
+    if failures:
+        raise failures[0]
 
 
 def manifest(folder, round_=None):

@@ -83,7 +83,7 @@ def test_blocks_are_credited_once_in_one_stretch_and_tokens_count_them(plain):
 
 def test_the_summary_and_the_logs_keep_the_contract_with_scripts(plain):
     written = json.loads((plain.folder / "summary.json").read_text())
-    assert written == json.loads(json.dumps(dict(plain))), "what train returns is what the file holds"
+    assert written == dict(plain), "what train returns is what the file holds"
     assert {"run": "plain", "status": "finished", "rounds": 6, "steps": 24}.items() <= written.items()
     islands = [
         {"name": f"i{k}", "region": "", "rounds_contributed": 6, "steps": 24, "tokens": 24 * 64, "restarts": 0}
