@@ -115,7 +115,7 @@ class WandbMirror:
                 run.log(self._values(line))
             run.summary.update(self._summary)
             run.finish()
-            # finish comes back before the library's own process has written its log; the end of that process is the sign.
+            # finish comes back before the library's own process has written its log; that process' end is the sign.
             wandb.teardown()
         except Exception as error:
             self._give_up(f"the wandb mirror is off: {type(error).__name__}: {error}")

@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--shards", type=int, default=0)
     arguments = parser.parse_args()
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (Ray's own spelling)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ["OMP_NUM_THREADS"] = "1"
     ray.init(
