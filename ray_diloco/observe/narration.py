@@ -14,37 +14,27 @@ from ray_diloco.observe.units import MISSING, show_bytes, show_count, show_numbe
 
 # kind → sentence; None: too frequent to be told.
 SENTENCES: dict[str, str | None] = {
-    "run_started": "run {run} starts[: {islands} for {rounds} rounds][, {parameters} parameters]",
+    "run_started": "run {run} starts[: {islands} for {rounds} rounds]",
     "run_resumed": "run {run} goes on from round {round}[ of {rounds}][, {tokens} tokens committed]",
     "log_repaired": "a torn line[ of {bytes}] was cut from the end of {file}",
     "metrics_truncated": "{lines} lines of metrics after round {round} dropped; those rounds are done again",
-    "island_launching": "island {island} starts[ again, incarnation {incarnation}][ in {region}][ with {ranks} ranks]",
-    "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}][, ready after {launch_s}]",
-    "island_lost": "island {island} lost[ in round {round}][: {reason}][ (noticed after {detect_s})]",
-    "island_replaced": "island {island} replaced[, incarnation {incarnation}][, back in round {round}]",
-    "island_left": "island {island} left[ after round {round}]",
-    "waiting": "waiting[ {waited_s}] for {waiting_for}[: {what}]",
+    "island_launching": "island {island} starts[ again, incarnation {incarnation}]",
+    "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}]",
+    "island_lost": "island {island} lost[: {reason}]",
     "round_opened": None,
-    "blocks_leased": None,
-    "blocks_returned": None,
-    "offer_received": None,
     "contribution_rejected": "contribution of island {island} to round {round} refused[: {reason}]",
     "round_closed": "[round {round} closed without {absent}]",
     "round_committed": (
         "round {round}[/{rounds}] committed[ · loss {loss}][ · {islands}][ · {tokens} tokens]"
-        "[ · up {bytes_up}][ · down {bytes_down}][ · {round_s}]"
+        "[ · up {bytes_up}][ · down {bytes_down}]"
     ),
-    "round_aborted": "round {round} given up[: {reason}]",
+    "round_aborted": "round {round} given up: no contribution could be merged",
     "checkpoint_written": None,
     "checkpoint_failed": "checkpoint of round {round} failed[: {reason}]; the run goes on",
-    "checkpoint_skipped": "checkpoint of round {round} skipped[: {reason}]",
     "inner_state_restored": "island {island} took up its inner optimiser state[ of round {round}]",
     "inner_state_reset": "inner optimiser state of island {island} begins anew[: {reason}]",
-    "evaluation": (
-        "held-out[ after round {round}]: loss {loss}[ · perplexity {ppl}][ · {blocks} blocks][ · {evaluate_s}]"
-    ),
-    "export_written": "exported[ to {path}]",
-    "stop_requested": "stop requested[: {reason}]",
+    "evaluation": "held-out[ after round {round}]: loss {loss}[ · perplexity {ppl}][ · {blocks} blocks]",
+    "stop_requested": "stop requested[ after round {round}]",
     "run_finished": "finished[: {rounds} rounds][, {tokens} tokens][ in {wall_s}]",
     "run_stopped": "stopped[ after round {round}][ of {rounds}][: {reason}]; the same command goes on from here",
     "run_failed": "failed[ after round {round}][: {reason}]",
@@ -85,6 +75,6 @@ def _show(name: str, value: Any) -> str:
         return show_seconds(value)
     if name.startswith("bytes"):
         return show_bytes(value)
-    if name in ("tokens", "parameters"):
+    if name == "tokens":
         return show_count(value)
     return show_number(value) if isinstance(value, float) else str(value)

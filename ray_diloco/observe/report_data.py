@@ -27,7 +27,7 @@ FEW = 8
 MOST_BARS = 60
 # Told by charts, or too frequent for a list of what happened.
 FREQUENT = frozenset(
-    {"island_launching", "round_committed", "evaluation", "checkpoint_written", "inner_state_restored", "waiting"}
+    {"island_launching", "round_committed", "evaluation", "checkpoint_written", "inner_state_restored"}
 )
 
 Line = dict[str, Any]
@@ -159,7 +159,7 @@ def lanes_of(events: Sequence[Line], seconds: Sequence[float]) -> list[Lane]:
         if kind in ("run_resumed", "run_started"):
             for each in [each for each in since if each != "run"]:
                 end(each, at)
-        if kind in ("island_launching", "island_joined", "island_lost", "island_left"):
+        if kind in ("island_launching", "island_joined", "island_lost"):
             end(name, at)
         if kind in ("island_launching", "island_joined"):
             since[name] = (at, "launch" if kind == "island_launching" else "up")

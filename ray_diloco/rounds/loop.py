@@ -273,11 +273,10 @@ class Run:
     async def _conclude(self, rendezvous: Rendezvous) -> None:
         """Merges what a closed round holds, commits it and tells everybody; void if nothing can be merged."""
         await rendezvous.closed
-        offers = rendezvous.take()
         due, started = rendezvous.due, _now()
-        self._journal.event(
-            "round_closed", round=due.round, fragment=due.fragment, islands=[offer.island for offer in offers]
-        )
+        absent, offers = sorted(rendezvous.awaited), rendezvous.take()
+        islands = [offer.island for offer in offers]
+        self._journal.event("round_closed", round=due.round, fragment=due.fragment, islands=islands, absent=absent)
         prepared, weighed = await self._prepare(due, offers)
         if prepared is None:
             self._failure(f"round {due.round} of fragment {due.fragment} had no contribution that could be merged")

@@ -45,7 +45,7 @@ def fake_run(directory: Path, rounds: int = 40, islands: int = 3, status: str = 
     metrics = MetricsLog(directory / "metrics.jsonl", clock=clock)
     names = [f"i{k}" for k in range(islands)]
     (directory / "config.yaml").write_text(CONFIG)
-    events.append("run_started", run="demo", islands=names, rounds=rounds, parameters=1_200_000)
+    events.append("run_started", run="demo", islands=names, rounds=rounds)
     _launch(events, clock, names)
     metrics.append(EvalMetrics(0, 5.55, perplexity(5.55), 64, 16_384))
     tokens = 0
@@ -56,7 +56,7 @@ def fake_run(directory: Path, rounds: int = 40, islands: int = 3, status: str = 
             clock.now += 3.0
             events.append("island_lost", island="i1", incarnation=0, reason="rank 0 died (exit code -9) <kill>")
         if round == max(2, rounds * 3 // 5):
-            events.append("stop_requested", reason="SIGTERM")
+            events.append("stop_requested", round=round - 1)
             events.append("run_stopped", round=round - 1, rounds=rounds, reason="SIGTERM")
             clock.now += 7200.0
             events.append("run_resumed", run="demo", round=round - 1, rounds=rounds, tokens=tokens)
@@ -84,7 +84,7 @@ def fake_run(directory: Path, rounds: int = 40, islands: int = 3, status: str = 
 
 def _launch(events: EventLog, clock: Clock, names: list[str], incarnation: int = 0) -> None:
     for name in names:
-        events.append("island_launching", island=name, incarnation=incarnation, ranks=1)
+        events.append("island_launching", island=name, incarnation=incarnation)
     clock.now += 6.0
     for name in names:
         events.append("island_joined", island=name, incarnation=incarnation, region=REGIONS.get(name, "eu-central"))
