@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_diloco.config.keys import fields_of, nearest
-from ray_diloco.config.schema import Config, DataConfig, IslandsConfig, island_data, island_names
+from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
 from ray_diloco.errors import ConfigError
 
 FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
@@ -32,7 +32,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "codec.down.kind": ("fp32", "bf16"),
     "quorum.kind": ("all", "at_least"),
     "quorum.weights": ("tokens", "steps", "uniform"),
-    "run.resume": ("auto",),
     "observe.wandb": ("off", "offline", "online"),
     "export.dtype": ("float32", "bfloat16"),
 }
@@ -143,23 +142,40 @@ def check(config: Config) -> list[str]:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
         114–121 combinations; see docs/errors.md.
     """
-    for key, allowed in ALLOWED.items():
-        _check_allowed(key, _value(config, key), allowed)
-    for key, bound in BOUNDS.items():
-        _check_bound(key, _value(config, key), bound)
+    _check_tables(config)
     _check_names(config)
     _check_islands(config)
     _check_model(config)
     for name in island_names(config):
         _check_data(island_data(config, name), name if name in config.islands.overrides else None)
-    _check_inner(config)
+    _check_inner(config.inner)
     _check_quorum(config)
     _check_storage(config.run.storage)
     return list(_warnings(config))
 
 
-def _value(config: Config, key: str) -> Any:
-    value: Any = config
+def check_inner(inner: InnerConfig) -> None:
+    """Checks the section `inner` alone, for who builds an engine without a whole configuration.
+
+    Raises:
+      ConfigError: 110, 111, 115 or 120, as `check`.
+    """
+    _check_tables(inner, "inner.")
+    _check_inner(inner)
+
+
+def _check_tables(section: Config | InnerConfig, at: str = "") -> None:
+    """Compares a section with the rows of the tables whose keys begin with `at`."""
+    for key, allowed in ALLOWED.items():
+        if key.startswith(at):
+            _check_allowed(key, _value(section, key.removeprefix(at)), allowed)
+    for key, bound in BOUNDS.items():
+        if key.startswith(at):
+            _check_bound(key, _value(section, key.removeprefix(at)), bound)
+
+
+def _value(section: Config | InnerConfig, key: str) -> Any:
+    value: Any = section
     for name in key.split("."):
         value = getattr(value, name)
     return value
@@ -196,8 +212,7 @@ def _check_names(config: Config) -> None:
             raise ConfigError(
                 113, f"islands.names: {name!r} is also the key islands.{name}", "give that island another name"
             )
-    for key, value in {"model": config.model.builder, "data": config.data.builder}.items():
-        _check_import_path(f"{key}.builder", value)
+    _check_import_path("model.builder", config.model.builder)
     _check_import_path("tokenizer.builder", config.tokenizer.builder)
 
 
@@ -224,8 +239,8 @@ def _check_islands(config: Config) -> None:
     if 0 < islands.max < islands.count:
         raise ConfigError(
             116,
-            f"islands.max={islands.max} is less than islands.count={islands.count}",
-            "raise islands.max, or set it to 0",
+            f"islands.count={islands.count} is more than islands.max={islands.max}",
+            "lower islands.count, raise islands.max, or set it to 0",
         )
     for name, override in islands.overrides.items():
         for key, value in {"ranks": override.ranks, "micro_batch": override.micro_batch}.items():
@@ -285,13 +300,13 @@ def _check_data(data: DataConfig, island: str | None) -> None:
             )
 
 
-def _check_inner(config: Config) -> None:
-    inner, schedule = config.inner, config.inner.schedule
+def _check_inner(inner: InnerConfig) -> None:
+    schedule = inner.schedule
     if inner.precision == "bf16" and inner.zero_stage == 0:
         raise ConfigError(
             115,
             "inner.precision=bf16 with inner.zero_stage=0: DeepSpeed takes a step with zero gradients at the start",
-            "set inner.zero_stage=1; it also works with one rank",
+            "set inner.zero_stage=1; with one rank per island it shards nothing and costs the same",
         )
     shaped = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
     if 0 < schedule.total_steps < shaped:
@@ -303,7 +318,7 @@ def _check_inner(config: Config) -> None:
 
 
 def _check_quorum(config: Config) -> None:
-    quorum, count = config.quorum, max(config.islands.count, config.islands.max)
+    quorum, count = config.quorum, config.islands.count
     if quorum.kind == "at_least" and quorum.n > count:
         raise ConfigError(
             116, f"quorum.n={quorum.n} can never be reached by {count} islands", f"give quorum.n from 1 to {count}"

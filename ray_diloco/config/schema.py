@@ -186,8 +186,9 @@ class IslandsConfig:
     names: list[str] = field(default_factory=list)
     # Ranks (processes, accelerators) per island.
     ranks: int = 1
-    # Islands below which the run waits / above which none is started; 0: count.
+    # Islands below which no segment begins.
     min: int = 1
+    # Most islands that anybody may ask for; 0: no limit.
     max: int = 0
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
@@ -217,8 +218,6 @@ class RunConfig:
     storage: str | None = None
     # Refuse a run directory that has commits.
     fresh: bool = False
-    # auto: continue from the newest commit if there is one.
-    resume: str = "auto"
 
 
 @dataclass
@@ -289,11 +288,13 @@ class RayConfig:
 class DeadlinesConfig:
     """Seconds after which a wait ends with a named error."""
 
+    # Resources for all ranks of an island.
     placement_s: float = 30.0
+    # Each stage of a launch: the processes, then model, engine and data.
     launch_s: float = 300.0
-    # A segment of inner steps; 0: derived from the measured step time.
+    # A segment of inner steps; 0: any time, as long as silence_s is kept.
     train_s: float = 0.0
-    # Emit, merge and adopt.
+    # Emit, merge, adopt, evaluate, and each write of a commit.
     exchange_s: float = 300.0
     # Between two steps of an island before it counts as frozen.
     silence_s: float = 60.0

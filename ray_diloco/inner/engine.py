@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ray_diloco.config.check import check_inner
 from ray_diloco.config.schema import InnerConfig, InnerOptimizerConfig
-from ray_diloco.inner.check import check_inner
 from ray_diloco.inner.model import parameter_count
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def build_engine(model: nn.Module, inner: InnerConfig, *, compile_model: bool = 
       compile_model: compile forward and backward with torch's inductor (20 to 50 s at the first step).
 
     Raises:
-      InnerError: RD-720 to RD-725, settings that the engine cannot train with.
+      ConfigError: 110, 111, 115 or 120, settings that the engine cannot train with.
     """
     check_inner(inner)
     import deepspeed

@@ -8,46 +8,51 @@ above zero, since a step at rate 0 would train on blocks and learn nothing from 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ray_diloco.config.schema import InnerScheduleConfig
-from ray_diloco.errors import InnerError
-
-KINDS = ("wsd", "cosine", "constant")
 
 
 def learning_rate_factor(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
     """What `inner.lr` is multiplied by in global step `step`, counted from 0.
 
     Args:
-      schedule: kind, length of warm-up and decay in steps, and the factor at the end.
+      schedule: kind (a key of `SCHEDULES`), length of warm-up and decay in steps, and the factor at the end.
       step: global inner step of the run.
       total_steps: length of the schedule in steps; from there on the factor stays `final_ratio` (wsd with decay,
         cosine) or 1.
-
-    Raises:
-      InnerError: RD-724, unknown kind.
     """
     warm_up = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps > 0 else 1.0
-    return min(warm_up, _after_warm_up(schedule, step, total_steps))
+    return min(warm_up, SCHEDULES[schedule.kind](schedule, step, total_steps))
 
 
-def _after_warm_up(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
-    last = schedule.final_ratio
-    if schedule.kind == "constant":
-        return 1.0
-    if schedule.kind == "wsd":
-        progress = _progress(step, total_steps - schedule.decay_steps, schedule.decay_steps)
-        return last + (1.0 - last) * (1.0 - math.sqrt(progress))
-    if schedule.kind == "cosine":
-        progress = _progress(step, schedule.warmup_steps, total_steps - schedule.warmup_steps)
-        return last + (1.0 - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
-    raise InnerError(
-        724,
-        f"inner.schedule.kind={schedule.kind!r} is not a schedule",
-        f"Use one of {', '.join(KINDS)}.",
-    )
+def _constant(_schedule: InnerScheduleConfig, _step: int, _total_steps: int) -> float:
+    return 1.0
+
+
+def _wsd(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
+    progress = _progress(step, total_steps - schedule.decay_steps, schedule.decay_steps)
+    return _down_to(schedule.final_ratio, 1.0 - math.sqrt(progress))
+
+
+def _cosine(schedule: InnerScheduleConfig, step: int, total_steps: int) -> float:
+    progress = _progress(step, schedule.warmup_steps, total_steps - schedule.warmup_steps)
+    return _down_to(schedule.final_ratio, 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
 def _progress(step: int, start: int, length: int) -> float:
     """Part of a phase that has passed before `step`, 0 to 1; a phase of no length never begins."""
     return min(1.0, max(0.0, (step - start) / length)) if length > 0 else 0.0
+
+
+def _down_to(last: float, shape: float) -> float:
+    """A shape that falls from 1 to 0, so that it falls from 1 to `last`."""
+    return last + (1.0 - last) * shape
+
+
+# By `inner.schedule.kind`: the factor after warm-up.
+SCHEDULES: dict[str, Callable[[InnerScheduleConfig, int, int], float]] = {
+    "wsd": _wsd,
+    "cosine": _cosine,
+    "constant": _constant,
+}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ray_diloco.config.check import ALLOWED, BOUNDS, check
+from ray_diloco.config.check import ALLOWED, BOUNDS, check, check_inner
 from ray_diloco.config.compose import compose
 from ray_diloco.config.keys import dotted, fields_of, schema_keys, type_of
-from ray_diloco.config.schema import Config
+from ray_diloco.config.schema import Config, InnerConfig, InnerOptimizerConfig, InnerScheduleConfig
 from ray_diloco.errors import ConfigError
 
 
@@ -117,14 +117,38 @@ def test_island_names_are_unique_and_as_many_as_the_count() -> None:
 def test_min_count_max_and_quorum_fit_together() -> None:
     assert "islands.min=3" in refused(116, "islands.min=3").what
     assert "islands.max=1" in refused(116, "islands.max=1").what
-    assert "quorum.n=3" in refused(116, "quorum.kind=at_least", "quorum.n=3").what
-    check(compose(["quorum.kind=at_least", "quorum.n=3", "islands.max=4", "islands.min=2"]).config)
+    assert "quorum.n=3" in refused(116, "quorum.kind=at_least", "quorum.n=3", "islands.max=4").what
+    check(compose(["quorum.kind=at_least", "quorum.n=2", "islands.max=4", "islands.min=2"]).config)
 
 
 def test_bf16_needs_a_zero_stage_that_has_correct_masters() -> None:
     error = refused(115, "inner.precision=bf16", "inner.zero_stage=0")
     assert "inner.zero_stage=1" in error.mend
     check(compose(["inner.precision=bf16", "inner.zero_stage=1"]).config)
+
+
+@pytest.mark.parametrize(
+    ("number", "inner"),
+    [
+        (110, InnerConfig(zero_stage=4)),
+        (110, InnerConfig(optimizer=InnerOptimizerConfig(name="lamb"))),
+        (110, InnerConfig(schedule=InnerScheduleConfig(kind="step"))),
+        (111, InnerConfig(micro_batch=0)),
+        (111, InnerConfig(lr=math.nan)),
+        (115, InnerConfig(precision="bf16", zero_stage=0)),
+    ],
+)
+def test_the_inner_section_can_be_checked_alone(number: int, inner: InnerConfig) -> None:
+    check_inner(InnerConfig())
+    with pytest.raises(ConfigError) as caught:
+        check_inner(inner)
+    assert caught.value.number == number
+    assert "inner." in caught.value.what
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bf16_is_accepted_from_stage_1_on(stage: int) -> None:
+    check_inner(InnerConfig(zero_stage=stage, precision="bf16"))
 
 
 def test_what_a_source_needs_must_be_given_and_what_it_does_not_read_must_not() -> None:
