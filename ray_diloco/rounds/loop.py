@@ -83,7 +83,7 @@ class Run:
         halted = asyncio.create_task(self._halted())
         waiting: set[asyncio.Future[Any]] = {*slots, halted, self._failed}
         try:
-            while not (halted.done() or all(slot.done() for slot in slots)):
+            while not (halted.done() or all(slot.done() or self._needless(slot.get_name()) for slot in slots)):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -109,6 +109,11 @@ class Run:
             for due, rendezvous in self._rounds.items()
             if not rendezvous.closed.done()
         }
+
+    def _needless(self, name: str) -> bool:
+        """True for an island that is still starting when others have brought the run to its end."""
+        over = self._plans.complete and any(m.state is State.DONE for m in self.members.values())
+        return over and self.members[name].state in (State.LAUNCHING, State.JOINING)
 
     # The life of an island.
 

@@ -193,3 +193,12 @@ def test_an_evaluation_that_a_stop_cut_off_is_made_up_for_on_resume():
     nothing_due, position = resume(world, evaluate_every=3, heldout=(0, 1), owes_evaluation=True)
     assert nothing_due.run(position) == "finished"
     assert sorted(nothing_due.evaluations) == [3, 5]
+
+
+def test_a_run_that_is_over_does_not_wait_for_an_island_that_is_being_replaced():
+    world = World(faults={("i1", 0, "train", 5): IslandLost("gone")}, launch_s=100.0)
+    assert world.run() == "finished"
+    assert world.kinds("island_launching")[-1] == {"island": "i1", "incarnation": 1}
+    assert [f["incarnation"] for f in world.kinds("island_joined")] == [0, 0]
+    np.testing.assert_array_equal(world.anchors, replay(world))
+    assert_books_close(world)
