@@ -80,3 +80,9 @@ class InnerError(DilocoError):
     """7xx: a model, engine or inner optimiser that cannot be built or used."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+class MeetingError(InnerError):
+    """7xx: ranks that did not come together; new ones may."""
+
+    exit_code = EXIT_FAILED

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.shard import ShardActor, ShardSettings
-from ray_diloco.errors import CheckpointError, ClusterError, SyncError
+from ray_diloco.errors import ClusterError, CommittedError, SyncError
 from ray_diloco.outer.layout import Layout, Ranges
 from ray_diloco.rounds.ports import ContributionRefused, Offer, Piece, Prepared, Update
 
@@ -64,7 +64,7 @@ class RayAnchor:
         Called for every island that comes up; the first call does the work, the others compare layouts.
 
         Raises:
-          CheckpointError: RD-560, the commit is of another model.
+          CommittedError: RD-560, the commit is of another model.
           ClusterError: RD-220, an island has another model than the others; RD-221, a shard does not start.
         """
         async with self._starting:
@@ -201,7 +201,7 @@ def _check_layout(manifest: Manifest, layout: Layout) -> None:
     if list(before.items()) != list(now.items()):
         differing = [name for name in (*before, *now) if before.get(name) != now.get(name)]
         first = differing[0] if differing else next(iter(now))
-        raise CheckpointError(
+        raise CommittedError(
             560,
             f"round {manifest.round} was committed with another model: tensor {first!r} has shape {before.get(first)} "
             f"there and {now.get(first)} here",

@@ -323,7 +323,7 @@ def _was_evaluated(metrics: Path, round_: int) -> bool:
 def _journal_settings(config: Config, directory: RunDirectory) -> JournalSettings:
     return JournalSettings(
         config.run.rounds,
-        directory.path / "trace" if config.trace.contributions else None,
+        directory.trace if config.trace.contributions else None,
         asdict(config.outer),
         config.deadlines.exchange_s,
     )

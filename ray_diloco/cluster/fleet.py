@@ -22,7 +22,7 @@ from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.placement import Bundle, reserve
 from ray_diloco.cluster.rank import Progress, RankActor, RankJob
 from ray_diloco.config.schema import DeadlinesConfig
-from ray_diloco.errors import DilocoError, InfeasibleError
+from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError, InfeasibleError
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
 
@@ -120,6 +120,11 @@ class RayIsland:
         calls = [rank.restore.remote(self._settings.url, manifest) for rank in self._ranks]
         await answers(calls, f"restoring the inner state of {self.name}", self._settings.deadlines.exchange_s)
 
+    async def reset(self) -> None:
+        """Makes the inner state of all ranks that of optimisers that have not stepped."""
+        calls = [rank.reset.remote() for rank in self._ranks]
+        await answers(calls, f"resetting the inner state of {self.name}", self._settings.deadlines.exchange_s)
+
     async def build(self, anchor: RayAnchor) -> None:
         """Brings the ranks together and, for the first island, the anchor to life."""
         deadlines = self._settings.deadlines
@@ -164,6 +169,11 @@ class RayIsland:
             return await answers(calls, f"{what} on {self.name}", deadline_s)
         except ActorFailed as failed:
             raise IslandLost(str(failed)) from failed
+        except DilocoError as error:
+            # What the user has to mend would come again; anything else is this island's own trouble.
+            if error.exit_code == EXIT_BAD_INPUT:
+                raise
+            raise IslandLost(f"{what} on {self.name} failed: {error.what}") from error
 
     async def _watched(self, calls: Sequence[Any], what: str) -> list[Any]:
         """Waits for calls as long as their ranks make steps."""
@@ -248,17 +258,17 @@ class RayFleet:
         manifest = self._settings.newest()
         if manifest is None:
             return
-        if not manifest.files_of("inner", island.name):
-            self._reset(island, manifest, "the commit holds no inner state of this island")
-            return
-        try:
-            await island.restore(manifest)
-        except DilocoError as error:
-            self._reset(island, manifest, error.what)
-        else:
-            self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
-
-    def _reset(self, island: RayIsland, manifest: Manifest, reason: str) -> None:
+        reason = "the commit holds no inner state of this island"
+        if manifest.files_of("inner", island.name):
+            try:
+                await island.restore(manifest)
+            except DilocoError as error:
+                # It may have fitted some of the ranks, and they would step apart.
+                await island.reset()
+                reason = error.what
+            else:
+                self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
+                return
         self._journal.event("inner_state_reset", island=island.name, round=manifest.round, reason=reason)
 
 

@@ -207,11 +207,12 @@ class Rank:
         """Takes over the inner state that a commit holds of this island."""
         from ray_diloco.checkpoint.store import CheckpointStore
 
-        store = CheckpointStore(url)
-        pieces: dict[str, np.ndarray] = {}
-        for entry in manifest.files_of("inner", self._job.island):
-            pieces.update(store.load_file(manifest, entry))
-        self._inner.load_inner_state(pieces)
+        pieces = CheckpointStore(url).load(manifest, kind="inner", island=self._job.island)
+        self._inner.load_inner_state(dict(pieces))
+
+    def reset(self) -> None:
+        """Forgets the inner state."""
+        self._inner.reset_inner_state()
 
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress:

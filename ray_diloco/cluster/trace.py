@@ -38,9 +38,9 @@ class Tracer:
 
     def describe(self, round_: int, description: Mapping[str, Any]) -> None:
         """Writes `round.json`, the last file of a round."""
-        from ray_diloco.checkpoint.rundir import write_json_atomic
+        from ray_diloco.observe.lines import replace_text, to_json
 
-        write_json_atomic(self._round(round_) / "round.json", dict(description))
+        replace_text(self._round(round_) / "round.json", to_json(description, indent=2) + "\n")
 
     def _round(self, round_: int) -> Path:
         folder = self._folder / f"round-{round_:06d}"

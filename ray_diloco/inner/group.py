@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from ray_diloco.errors import InnerError
+from ray_diloco.errors import MeetingError
 from ray_diloco.inner.environment import rendezvous_environment
 
 
@@ -44,7 +44,7 @@ def join(
       store: the store that this process opened (rank 0).
 
     Raises:
-      InnerError: RD-740, not all ranks came in time.
+      MeetingError: RD-740, not all ranks came in time.
     """
     timeout = timedelta(seconds=timeout_s)
     variables = rendezvous_environment(host, port)
@@ -55,7 +55,7 @@ def join(
             store = HashStore() if world == 1 else TCPStore(host, port, None, is_master=False, timeout=timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except RuntimeError as error:
-        raise InnerError(
+        raise MeetingError(
             740,
             f"rank {rank} of {world} could not join its island at {host}:{port} within {timeout_s:g} s: {error}",
             "See whether the other ranks started, and whether this address is reachable from all of them.",

@@ -21,6 +21,7 @@ FAMILIES = {
     "CommittedError": 5,
     "SecurityError": 6,
     "InnerError": 7,
+    "MeetingError": 7,
 }
 
 
@@ -86,7 +87,7 @@ def test_the_page_says_with_which_code_each_number_leaves() -> None:
         said[int(family)] = {0: int(default)}
         for exception in exceptions:
             numbers, code = exception.split(": ")
-            said[int(family)] |= {int(number): int(code) for number in numbers.split(" and ")}
+            said[int(family)] |= {int(number): int(code) for number in re.split(", | and ", numbers)}
     for found in raised():
         if found.call in FAMILIES:
             family = said[found.number // 100]
