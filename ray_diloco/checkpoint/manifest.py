@@ -2,7 +2,8 @@
 
 Plain JSON, written last.  Its own digest tells a torn or edited manifest from a good one; the digest of the commit
 before it chains the history of a run, so that a replaced manifest or a second writer is noticed.  What the rounds
-layer keeps in here (ledger, membership, random state, counters) passes through unread and unchanged.
+layer keeps in here (ledger, membership, counters) passes through unread and unchanged.  Random state is not among it:
+whatever is drawn is a function of seed and position.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Manifest:
       step: position of the learning-rate schedule: the run's global inner step.
       layout: name and shape of each tensor, in canonical order.
       files: the tensor files.
-      ledger, membership, random, sinks, counters: plain JSON of the layers above.
+      ledger, membership, sinks, counters: plain JSON of the layers above.
       config_digest: SHA-256 of the resolved configuration.
       environment: versions and machine that wrote it (`provenance.environment_report`).
       created: seconds since 1970, by the clock of the driver.
@@ -68,7 +69,6 @@ class Manifest:
     files: tuple[FileEntry, ...]
     ledger: dict[str, Any] = field(default_factory=dict)
     membership: dict[str, Any] | list[Any] = field(default_factory=dict)
-    random: dict[str, Any] = field(default_factory=dict)
     sinks: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -216,7 +216,6 @@ _MANIFEST_TYPES: dict[str, Callable[[Any], bool]] = {
     "files": lambda value: isinstance(value, list),
     "ledger": _is_object,
     "membership": lambda value: isinstance(value, dict | list),
-    "random": _is_object,
     "sinks": _is_object,
     "counters": _is_object,
     "environment": _is_object,

@@ -2,7 +2,7 @@
 
 A file is digested once before its first tensor is handed out.  Local files are mapped, so that a tensor is read when
 it is touched; files elsewhere are fetched once into an unlinked temporary file, or tensor by tensor when the digest
-was checked before or is not wanted.  Memory stays bounded by one tensor.
+was checked before.  Memory stays bounded by one tensor.
 """
 
 from __future__ import annotations

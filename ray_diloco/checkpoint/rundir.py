@@ -15,13 +15,14 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from ray_diloco.checkpoint.files import LocalFiles, storage_errors
+import psutil
+
+from ray_diloco.checkpoint.files import storage_errors
 from ray_diloco.errors import CheckpointError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -99,24 +100,21 @@ class RunDirectory:
         """Names the driver that writes here."""
         return self.path / ".lock"
 
-    def trace(self, round: int) -> Path:
-        """Folder of the traced contributions and anchor of a round."""
-        return self.path / "trace" / f"round-{round:06d}"
+    @property
+    def trace(self) -> Path:
+        """Folder of the traced rounds."""
+        return self.path / "trace"
 
     def make(self) -> None:
         """Creates the folder and its parents.  Raises CheckpointError 503 to 506."""
         with storage_errors("create the run directory", str(self.path)):
             self.path.mkdir(parents=True, exist_ok=True)
 
-    def lock(self, stale_after_s: float | None = None) -> RunLock:
+    def lock(self) -> RunLock:
         """Makes this process the only one that writes here, until it releases the lock or dies.
 
-        A lock whose process on this host is dead is taken over.  A process that holds the lock may take it again; its
-        earlier `RunLock` is void then.
-
-        Args:
-          stale_after_s: also take over from another host whose holder has not renewed its lock for so many seconds;
-            default: never, because a run may be alive there.
+        A lock whose process on this host is dead is taken over; one of another host never is, because a run may be
+        alive there.  A process that holds the lock may take it again; its earlier `RunLock` is void then.
 
         Raises:
           CheckpointError: 530, another process holds it; 503 to 506, it cannot be written.
@@ -125,10 +123,7 @@ class RunDirectory:
         mine = _myself()
         with _decision(self) as descriptor:
             holder = _holder(descriptor)
-            if holder is not None and holder.same_process(mine):
-                holder = None
-            silent_s = time.time() - os.fstat(descriptor).st_mtime
-            if holder is not None and _is_alive(holder, silent_s, stale_after_s):
+            if holder is not None and not holder.same_process(mine) and _is_alive(holder):
                 raise CheckpointError(
                     530,
                     f"{self.path} is being written by process {holder.pid} on {holder.host} "
@@ -136,7 +131,7 @@ class RunDirectory:
                     f"stop that run, choose another run.name, or remove {self.lock_file} if that host is gone",
                 )
             _replace_content(descriptor, json.dumps(asdict(mine)))
-        return RunLock(self, mine, holder)
+        return RunLock(self, mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,33 +164,16 @@ class RunLock:
     Attributes:
       directory: what it locks.
       holder: this process.
-      taken_from: the dead process that held it before; None if nobody did.
     """
 
     directory: RunDirectory
     holder: Holder
-    taken_from: Holder | None
-
-    def renew(self) -> bool:
-        """Shows other hosts that this process lives; False if the lock is not this process's any more."""
-        with _decision(self.directory) as descriptor:
-            mine = _holder(descriptor) == self.holder
-            if mine:
-                os.utime(descriptor)
-        return mine
 
     def release(self) -> None:
         """Gives the lock back; nothing happens if another process has taken it over."""
         with _decision(self.directory) as descriptor:
             if _holder(descriptor) == self.holder:
                 _replace_content(descriptor, "")
-
-
-def write_json_atomic(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes indented JSON that a reader sees whole, old or new.  Raises CheckpointError 503 to 506."""
-    content = json.dumps(value, indent=2) + "\n"
-    with storage_errors(f"write {path.name}", str(path.parent)):
-        LocalFiles(path.parent).write(path.name, [content.encode()])
 
 
 @contextmanager
@@ -250,9 +228,10 @@ def _myself() -> Holder:
     return Holder(os.getpid(), socket.gethostname(), _boot(), _started(os.getpid()) or 0, time.time())
 
 
-def _is_alive(holder: Holder, silent_s: float, stale_after_s: float | None) -> bool:
+def _is_alive(holder: Holder) -> bool:
+    """False where it is certain that the holder is dead."""
     if holder.host != socket.gethostname():
-        return stale_after_s is None or silent_s <= stale_after_s
+        return True
     return holder.boot == _boot() and _started(holder.pid) == holder.started
 
 
@@ -270,15 +249,5 @@ def _started(pid: int) -> int | None:
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
-        return 0 if _exists(pid) else None
+        return 0 if psutil.pid_exists(pid) else None
     return None if state in ("Z", "X") else int(fields[18])
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -65,7 +65,6 @@ class CheckpointStore:
         round: int,
         name: str,
         tensors: Mapping[str, np.ndarray],
-        metadata: Mapping[str, str] | None = None,
         *,
         kind: str,
         island: str | None = None,
@@ -76,7 +75,6 @@ class CheckpointStore:
           round: the round of that commit.
           name: file name; each writer has its own (`anchor_filename`, `outer_filename`, `inner_filename`).
           tensors: name → array; not changed until this returns, and not copied.
-          metadata: strings for the header.
           kind: anchor | outer | inner.
           island: whose inner state it is.
 
@@ -90,7 +88,7 @@ class CheckpointStore:
                 f"{name!r} cannot be the name of a tensor file",
                 "use anchor_filename, outer_filename, inner_filename",
             )
-        size, views = encode(tensors, metadata or {})
+        size, views = encode(tensors)
         digest = hashlib.sha256()
         folder = self._writing(round)
         with storage_errors(f"write {name} of round {round}", self.url):
@@ -214,16 +212,14 @@ class CheckpointStore:
         kind: str = "anchor",
         *,
         island: str | None = None,
-        check: bool = True,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Tensors of one kind, over all files.
+        """Tensors of one kind, over all files; each file is compared with its digest before the first tensor of it.
 
         Args:
           manifest: the commit.
           names: stored names, in the order wanted; default: all, file by file.
           kind: anchor | outer | inner.
           island: whose, for inner state.
-          check: compare each file with its digest before the first tensor of it.
 
         Yields:
           Name and read-only array; local files are mapped and read as the array is touched.
@@ -233,7 +229,8 @@ class CheckpointStore:
             outer state (of inner state, the first one counts).
         """
         with storage_errors(f"read the {kind} of round {manifest.round}", self.url):
-            opened = [self._open(manifest, entry) for entry in manifest.files_of(kind, island)]
+            folder = whole_folder(manifest.round)
+            opened = [TensorFile(self._files, folder, manifest, e) for e in manifest.files_of(kind, island)]
             where: dict[str, TensorFile] = {}
             for file in opened:
                 for name in file.tensors:
@@ -243,18 +240,7 @@ class CheckpointStore:
             for name in where if names is None else names:
                 if name not in where:
                     raise absent(manifest, kind, f"tensor {name!r} is in no file")
-                yield name, self._read(manifest, where[name], name, check)
-
-    def load_file(
-        self, manifest: Manifest, entry: FileEntry, names: Iterable[str] | None = None, *, check: bool = True
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        """Tensors of one file; arguments, results and errors like `load`."""
-        with storage_errors(f"read {entry.name} of round {manifest.round}", self.url):
-            file = self._open(manifest, entry)
-            for name in file.tensors if names is None else names:
-                if name not in file.tensors:
-                    raise absent(manifest, entry.kind, f"tensor {name!r} is not in {entry.name}")
-                yield name, self._read(manifest, file, name, check)
+                yield name, self._read(manifest, where[name], name)
 
     def rounds(self) -> list[int]:
         """Rounds that have a folder, ascending; whether a commit is good says `read`."""
@@ -352,12 +338,9 @@ class CheckpointStore:
         self._files.remove(f"{folder}/{MANIFEST}")
         self._files.remove_folder(folder)
 
-    def _open(self, manifest: Manifest, entry: FileEntry) -> TensorFile:
-        return TensorFile(self._files, whole_folder(manifest.round), manifest, entry)
-
-    def _read(self, manifest: Manifest, file: TensorFile, name: str, check: bool) -> np.ndarray:
+    def _read(self, manifest: Manifest, file: TensorFile, name: str) -> np.ndarray:
         key = (manifest.round, file.entry.name, file.entry.sha256)
-        if check and key not in self._verified:
+        if key not in self._verified:
             file.check()
             self._verified.add(key)
         return file.read(name)

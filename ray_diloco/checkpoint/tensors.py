@@ -50,7 +50,7 @@ class StoredTensor:
     stop: int
 
 
-def encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[int, Iterator[memoryview]]:
+def encode(tensors: Mapping[str, np.ndarray]) -> tuple[int, Iterator[memoryview]]:
     """A safetensors file as its size in bytes and the views that make it up, in order.
 
     Tensors keep the order of the mapping within one element size; larger elements come first, so that each tensor
@@ -59,7 +59,7 @@ def encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tu
     Raises:
       CheckpointError: 519, a dtype that the format does not have.
     """
-    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries: dict[str, object] = {}
     ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     at = 0
     for name in ordered:
@@ -85,15 +85,9 @@ def encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tu
     return len(head) + at, views()
 
 
-def byte_views(array: np.ndarray, dtype: np.dtype | None = None) -> Iterator[memoryview]:
-    """The little-endian bytes of an array in row-major order, in views of at most `CHUNK` bytes.
-
-    Args:
-      array: any shape.
-      dtype: what it is converted to; default: its own.
-    """
-    wanted = (dtype or array.dtype).newbyteorder("<")
-    flat = np.ascontiguousarray(array, dtype=wanted).reshape(-1).view(np.uint8)
+def byte_views(array: np.ndarray) -> Iterator[memoryview]:
+    """The little-endian bytes of an array of any shape in row-major order, in views of at most `CHUNK` bytes."""
+    flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, CHUNK):
         yield flat[start : start + CHUNK].data
 

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import xxhash
 
 from ray_diloco.data.progress import Reporter
@@ -102,18 +103,8 @@ def _sweep(parent: Path) -> None:
         pid = folder.name.rsplit("-", 2)[1]
         with contextlib.suppress(FileNotFoundError):
             old = folder.stat().st_mtime < time.time() - _ABANDONED_S
-            if old and pid.isdigit() and not _alive(int(pid)):
+            if old and pid.isdigit() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def files_digest(files: Sequence[Path], cache: Path, reporter: Reporter) -> str:

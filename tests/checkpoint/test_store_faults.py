@@ -10,19 +10,12 @@ import uuid
 import fsspec
 import numpy as np
 import pytest
-from commits import anchor, commit, write
+from commits import anchor, commit, number_of, write
 from fsspec.implementations.memory import MemoryFileSystem
 from storage_doubles import FailingFiles, PowerLost, SimulatedDisk, flip_byte
 
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.errors import CheckpointError
-
-
-def number_of(call, *arguments, **options) -> int:
-    with pytest.raises(CheckpointError) as raised:
-        call(*arguments, **options)
-    assert raised.value.mend
-    return raised.value.number
 
 
 def whole(store: CheckpointStore) -> int:
@@ -194,7 +187,6 @@ def test_a_flipped_byte_on_a_remote_storage_is_found():
     filesystem.pipe_file(path, bytes(content))
     assert number_of(lambda: list(store.load(manifest))) == 515
     assert number_of(store.verify, manifest) == 515
-    assert len(list(store.load(manifest, check=False))) == 3
 
 
 def test_commits_without_a_good_one_are_no_place_to_found_a_run(tmp_path):
@@ -338,7 +330,7 @@ def test_no_bucket_is_a_numbered_error_and_is_not_created(monkeypatch):
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from commits import commit
+from commits import commit, number_of
 from ray_diloco.checkpoint.store import CheckpointStore
 store = CheckpointStore(sys.argv[1])
 for round in range(10_000):

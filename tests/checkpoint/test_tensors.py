@@ -17,8 +17,8 @@ ARRAY = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes
 NAME = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
 
 
-def written(tensors, metadata=None) -> bytes:
-    size, views = encode(tensors, metadata or {})
+def written(tensors) -> bytes:
+    size, views = encode(tensors)
     content = b"".join(views)
     assert len(content) == size
     return content
@@ -32,7 +32,7 @@ def parsed(content: bytes):
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(NAME, ARRAY, max_size=4))
 def test_the_safetensors_package_reads_what_is_written(tensors):
-    loaded = safetensors.numpy.load(written(tensors, {"a": "b"}))
+    loaded = safetensors.numpy.load(written(tensors))
     assert loaded.keys() == tensors.keys()
     for name, array in tensors.items():
         assert loaded[name].dtype == array.dtype
@@ -73,7 +73,7 @@ def test_views_share_memory_with_the_array_and_stay_below_the_chunk():
 
 def test_a_dtype_that_the_format_lacks_is_refused_by_name():
     with pytest.raises(CheckpointError) as raised:
-        encode({"layer.w": np.zeros(2, np.complex64)}, {})
+        encode({"layer.w": np.zeros(2, np.complex64)})
     assert raised.value.number == 519
     assert "layer.w" in raised.value.what
 
