@@ -42,9 +42,14 @@ def names(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
+def blocks(name):
+    """The lines of indented blocks, and of fenced ones without a language; those that a backslash breaks are joined."""
+    outside = re.sub(r"^```\w+\n.*?^```$", "", page(name), flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (.*\n)", outside, re.MULTILINE)
+    return re.sub(r"\\\n\s*", "", "".join([*lines, *code_blocks(name, "")]))
+
+
 def commands(name):
-    """Lines in indented or fenced blocks that call the command, as lists of words; comments are left out."""
-    blocks = re.findall(r"(?:^    .*\n)+", page(name), re.MULTILINE)
-    blocks += [block for language in ("", "sh", "bash", "text") for block in code_blocks(name, language)]
-    lines = [line.strip().removeprefix("$ ") for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    """Lines of blocks that call the command, as lists of words; comments are left out."""
+    lines = [line.removeprefix("$ ") for line in blocks(name).splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("ray-diloco ")]
