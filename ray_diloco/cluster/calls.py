@@ -71,4 +71,4 @@ async def first_failure(*coroutines: Any) -> list[Any]:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

@@ -176,7 +176,9 @@ class Driver:
                 island_specs(config, self._job.corpora, self._job.heldout, self._job.folders),
                 anchor,
                 journal,
-                FleetSettings(store.url, config.checkpoint.inner, config.deadlines, lambda: durable.newest),
+                FleetSettings(
+                    store.url, config.checkpoint.inner, config.deadlines, lambda: durable.newest, durable.inner_of
+                ),
             )
             rules = rules_of(config, self._job.corpora, self._job.heldout)
             owes = manifest is not None and not _was_evaluated(directory.metrics, position.round)

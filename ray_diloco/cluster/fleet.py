@@ -47,13 +47,15 @@ class FleetSettings:
     Attributes:
       url: storage of commits.
       save_inner: whether inner states are part of commits.
-      newest: gives the newest durable commit, whose inner states a new island takes up.
+      newest: gives the newest durable commit.
+      inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
     """
 
     url: str
     save_inner: bool
     deadlines: DeadlinesConfig
     newest: Callable[[], Manifest | None]
+    inner_of: Callable[[str], Awaitable[Manifest | None]]
 
 
 class RayIsland:
@@ -255,11 +257,11 @@ class RayFleet:
             held.end()
 
     async def _restore(self, island: RayIsland) -> None:
-        manifest = self._settings.newest()
-        if manifest is None:
+        newest, manifest = self._settings.newest(), await self._settings.inner_of(island.name)
+        if newest is None:
             return
-        reason = "the commit holds no inner state of this island"
-        if manifest.files_of("inner", island.name):
+        reason = "no commit that is kept holds inner state of this island"
+        if manifest is not None:
             try:
                 await island.restore(manifest)
             except DilocoError as error:
@@ -269,7 +271,7 @@ class RayFleet:
             else:
                 self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
                 return
-        self._journal.event("inner_state_reset", island=island.name, round=manifest.round, reason=reason)
+        self._journal.event("inner_state_reset", island=island.name, round=newest.round, reason=reason)
 
 
 def _again(job: RankJob, incarnation: int) -> RankJob:

@@ -7,6 +7,7 @@ last.  A commit that cannot be written is an event and the previous one stays th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,18 @@ class RayStore:
                 await self._abandon(snapshot.round)
                 return
             await self._prune()
+
+    async def inner_of(self, island: str) -> Manifest | None:
+        """The newest commit that holds inner state of an island: others may have committed since it was lost."""
+        return await asyncio.to_thread(self._inner_of, island)
+
+    def _inner_of(self, island: str) -> Manifest | None:
+        for round_ in reversed(self.store.rounds()):
+            with contextlib.suppress(CheckpointError):
+                manifest = self.store.read(round_)
+                if manifest.files_of("inner", island):
+                    return manifest
+        return None
 
     async def _inner_files(self, round_: int, inner: Mapping[str, Awaitable[Sequence[FileEntry]]]) -> list[FileEntry]:
         """Inner states that could be written; one that could not costs its island the state, not the run the commit."""

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 
 import ray_diloco
@@ -198,3 +199,31 @@ def distance(a, b):
 def equal(a, b):
     """Whether two sets of tensors have the same bits."""
     return a.keys() == b.keys() and all(np.array_equal(a[n].view(np.uint32), b[n].view(np.uint32)) for n in a)
+
+
+def rank_processes(world):
+    """Processes of the ranks of islands with so many ranks, by rank."""
+    found = {}
+    for process in psutil.process_iter(["name", "cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if "ray::Rank" in " ".join(process.info["cmdline"] or [process.info["name"]]):
+                variables = process.environ()
+                if variables.get("WORLD_SIZE") == str(world):
+                    found[int(variables["RANK"])] = process
+    return found
+
+
+def replayed(folder):
+    """Anchors by round that the contributions of the trace give, in float64 from round 0 on."""
+    a = {name: tensor.astype(np.float64) for name, tensor in anchor(folder, 0).items()}
+    u = {name: np.zeros_like(tensor) for name, tensor in a.items()}
+    anchors = [a]
+    for r in traced_rounds(folder)[1:]:
+        about = json.loads((folder / f"trace/round-{r:06d}/round.json").read_text())
+        eta, mu = about["outer_lr"], about["momentum"]
+        parts = {island: contribution(folder, r, island) for island in about["weights"]}
+        delta = {n: sum(w * parts[i][n].astype(np.float64) for i, w in about["weights"].items()) for n in a}
+        u = {n: mu * u[n] + delta[n] for n in a}
+        a = {n: a[n] - eta * (delta[n] + mu * u[n]) for n in a}
+        anchors.append(a)
+    return anchors

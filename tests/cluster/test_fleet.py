@@ -17,7 +17,7 @@ def adopt_with(error, monkeypatch):
         raise error
 
     monkeypatch.setattr(fleet, "answers", answers)
-    settings = FleetSettings("nowhere", False, DeadlinesConfig(), lambda: None)
+    settings = FleetSettings("nowhere", False, DeadlinesConfig(), lambda: None, None)
     asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([]))
 
 
@@ -25,7 +25,10 @@ def adopt_with(error, monkeypatch):
     ("error", "reason"),
     [
         (ActorFailed("the process died"), "the process died"),
-        (SyncError(404, "a payload has another digest", "send it again"), "adopting the anchor on i1 failed: a payload"),
+        (
+            SyncError(404, "a payload has another digest", "send it again"),
+            "adopting the anchor on i1 failed: a payload",
+        ),
         (MeetingError(740, "rank 1 of 2 did not come", "see the other"), "rank 1 of 2 did not come"),
     ],
 )
