@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from ray_diloco.config.typed import Composed
 from ray_diloco.errors import CheckpointError, ClusterError, ConfigError, DilocoError
 
 if TYPE_CHECKING:
+    from ray_diloco.checkpoint.rundir import RunDirectory
+    from ray_diloco.checkpoint.store import CheckpointStore
     from ray_diloco.data.blocks import Corpus
     from ray_diloco.observe.display import Display
     from ray_diloco.observe.summary import Summary
@@ -105,8 +107,7 @@ def train(
     else:
         composed = compose(list(config or ()), settings=settings)
     check(composed.config)
-    folder = Path(composed.config.run.root) / composed.config.run.name
-    return Result(run(composed, quiet=quiet), folder)
+    return Result(run(composed, quiet=quiet), _directory(composed.config).path)
 
 
 def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
                 if stop.is_set():
                     raise KeyboardInterrupt
                 summary = summary or _drive(composed, corpora, heldout, display, stop)
-                summary = _complete(config, heldout, summary, display)
+                summary = _complete(config, heldout, summary)
         content: dict[str, Any] = json.loads(to_json(asdict(summary)))
         return content
     finally:
@@ -183,13 +184,33 @@ def evaluate(run: str, root: str = "runs") -> dict[str, Any]:
 
 
 def generate(
-    run: str, prompt: str, root: str = "runs", tokens: int = 200, temperature: float = 0.8, seed: int = 0
+    run: str,
+    prompt: str,
+    root: str = "runs",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    show: Callable[[str], object] | None = None,
 ) -> str:
-    """Continues a prompt with the exported model of a run; see `ray_diloco.generate.generate`."""
-    from ray_diloco.generate import generate_run
+    """Continues a prompt with the exported model of a run.
 
-    folder = run_folder(run, root)
-    return generate_run(folder.parent, folder.name, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    Args:
+      run: name of the run, or its folder.
+      prompt: text to continue; empty: the start of a document.
+      root: folder of all runs.
+      tokens, temperature, seed, show: see `ray_diloco.generate.generate`.
+
+    Returns:
+      The prompt with its continuation.
+
+    Raises:
+      DilocoError: there is no such run or no export, or an argument is out of range.
+    """
+    from ray_diloco.generate import export_of
+    from ray_diloco.generate import generate as continue_text
+
+    export = export_of(run_folder(run, root))
+    return continue_text(export, prompt, tokens, temperature, seed=seed, show=show)
 
 
 def run_folder(run: str, root: str) -> Path:
@@ -205,14 +226,21 @@ def run_folder(run: str, root: str) -> Path:
     raise ConfigError(171, f"there is no run {run!r} in {root}", f"runs there: {', '.join(known) or 'none'}")
 
 
-def _refuse_early(config: Config) -> None:
-    """Says no to `run.fresh` on a run with commits before anything is started."""
-    if not config.run.fresh:
-        return
+def _directory(config: Config) -> RunDirectory:
+    from ray_diloco.checkpoint.rundir import RunDirectory
+
+    return RunDirectory(Path(config.run.root), config.run.name)
+
+
+def _store(config: Config) -> CheckpointStore:
     from ray_diloco.checkpoint.store import CheckpointStore
 
-    rounds = CheckpointStore(config.run.storage or str(Path(config.run.root) / config.run.name)).rounds()
-    if rounds:
+    return CheckpointStore(config.run.storage or str(_directory(config).path))
+
+
+def _refuse_early(config: Config) -> None:
+    """Says no to `run.fresh` on a run with commits before anything is started."""
+    if config.run.fresh and (rounds := _store(config).rounds()):
         from ray_diloco.checkpoint.fresh import refuse_fresh
 
         raise refuse_fresh(config.run.name, rounds[-1])
@@ -220,17 +248,15 @@ def _refuse_early(config: Config) -> None:
 
 def _finished(config: Config) -> Summary | None:
     """The summary of a run that has ended with all the rounds that are asked for; None if something is left to do."""
-    from ray_diloco.checkpoint.store import CheckpointStore
     from ray_diloco.observe.summary import read_summary
 
-    folder = Path(config.run.root) / config.run.name
     try:
-        summary = read_summary(folder / "summary.json")
+        summary = read_summary(_directory(config).summary)
     except CheckpointError:
         return None
     if summary.status != "finished" or summary.rounds < config.run.rounds:
         return None
-    newest = CheckpointStore(config.run.storage or str(folder)).newest()
+    newest = _store(config).newest()
     return summary if newest is not None and newest.round == summary.rounds else None
 
 
@@ -293,12 +319,10 @@ def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
 
 def _for_any_folder(config: Config) -> Config:
     """The configuration with absolute paths: the processes of a run have different working folders."""
-    from dataclasses import replace
-
     storage = config.run.storage
     if storage is not None and "://" not in storage:
-        storage = str(Path(storage).absolute())
-    return replace(config, run=replace(config.run, root=str(Path(config.run.root).absolute()), storage=storage))
+        storage = str(Path(storage).expanduser().absolute())
+    return replace(config, run=replace(config.run, root=str(_directory(config).root), storage=storage))
 
 
 def _show(driver: Any, display: Display) -> None:
@@ -311,36 +335,32 @@ def _show(driver: Any, display: Display) -> None:
         return
 
 
-def _complete(config: Config, heldout: Corpus, summary: Summary, display: Display) -> Summary:
+def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
     """What a finished or stopped run leaves: export, sample, report, and a summary that names them."""
-    from dataclasses import replace
-
-    from ray_diloco.checkpoint.store import CheckpointStore
     from ray_diloco.observe.report import write_report
     from ray_diloco.observe.summary import write_summary
 
-    folder = Path(config.run.root) / config.run.name
-    manifest = CheckpointStore(config.run.storage or str(folder)).newest() if summary.anchor_digest else None
+    directory, store = _directory(config), _store(config)
+    manifest = store.newest() if summary.anchor_digest else None
     if config.export.enabled and manifest is not None and summary.status == "finished":
         from ray_diloco.export import Vocabulary, export_run
 
         vocabulary = Vocabulary(
             heldout.tokenizer_folder, heldout.vocab_size, heldout.eos_id, config.data.sequence_length
         )
-        store = CheckpointStore(config.run.storage or str(folder))
         exported = export_run(
-            folder / "export", store, manifest, config.model, vocabulary, config.run.seed, config.export.dtype
+            directory.export, store, manifest, config.model, vocabulary, config.run.seed, config.export.dtype
         )
-        summary = replace(summary, export="export")
+        summary = replace(summary, export=directory.export.name)
         if config.export.prompt and exported.loadable:
             from ray_diloco.generate import generate as continue_text
 
-            summary = replace(
-                summary, sample=continue_text(folder / "export", config.export.prompt, config.export.sample_tokens)
-            )
-    write_summary(folder / "summary.json", replace(summary, report="report.html"))
-    write_report(folder)
-    return replace(summary, report="report.html")
+            sample = continue_text(directory.export, config.export.prompt, config.export.sample_tokens)
+            summary = replace(summary, sample=sample)
+    summary = replace(summary, report=directory.report.name)
+    write_summary(directory.summary, summary)
+    write_report(directory.path)
+    return summary
 
 
 @contextmanager

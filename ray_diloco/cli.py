@@ -155,15 +155,16 @@ def _train(arguments: argparse.Namespace) -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     from ray_diloco import api
 
-    text = api.generate(
+    api.generate(
         arguments.run,
         arguments.prompt,
         root=arguments.root,
         tokens=arguments.tokens,
         temperature=arguments.temperature,
         seed=arguments.seed,
+        show=lambda piece: print(piece, end="", flush=True),
     )
-    print(text)
+    print()
     return EXIT_FINISHED
 
 

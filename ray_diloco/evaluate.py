@@ -18,6 +18,7 @@ from ray_diloco.data.blocks import prepare
 from ray_diloco.errors import CommittedError
 from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
+from ray_diloco.observe.metrics import perplexity
 
 
 def evaluate_run(folder: Path, config: Config) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def evaluate_run(folder: Path, config: Config) -> dict[str, Any]:
         "run": config.run.name,
         "round": manifest.round,
         "loss": loss,
-        "ppl": math.exp(loss),
+        "ppl": perplexity(loss),
         "blocks": len(losses),
         "tokens": tokens,
         "unigram_entropy": corpus.unigram_entropy,

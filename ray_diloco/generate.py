@@ -27,31 +27,22 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 Show = Callable[[str], object]
 
 
-def generate_run(
-    root: Path | str,
-    run: str,
-    prompt: str,
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
-    show: Show | None = None,
-) -> str:
-    """Generates from the export of the run `root/run`; arguments, result and errors like `generate`.
+def export_of(folder: Path) -> Path:
+    """The export of the run in `folder`.
 
     Raises:
-      CheckpointError: RD-542, the run has no export.
+      CheckpointError: RD-542, it has none.
     """
-    export = Path(root) / run / "export"
+    export = folder / "export"
     if not export.is_dir():
-        others = sorted(path.parent.name for path in Path(root).glob("*/export"))
+        others = sorted(path.parent.name for path in folder.parent.glob("*/export"))
         raise CheckpointError(
             542,
-            f"the run {run!r} has no export: {export} does not exist",
+            f"the run {folder.name!r} has no export: {export} does not exist",
             "A run writes it when it ends, with export.enabled=true; give the same `ray-diloco train` command again. "
             f"Runs with an export: {', '.join(others) or 'none'}.",
         )
-    return generate(export, prompt, tokens, temperature, top_k, seed, show)
+    return export
 
 
 def generate(

@@ -1,5 +1,6 @@
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         module.calls.append((composed, quiet))
         return {"status": module.status}
 
-    def generate(run: str, prompt: str, **options: Any) -> str:
+    def generate(run: str, prompt: str, *, show: Callable[[str], object], **options: Any) -> None:
         module.calls.append((run, prompt, options))
-        return prompt + "…"
+        for piece in (prompt, "…"):
+            show(piece)
 
     def evaluate(run: str, **options: Any) -> dict[str, float]:
         module.calls.append((run, options))
@@ -163,7 +165,7 @@ def test_an_unexpected_error_is_shown_whole_with_a_request_to_report_it(
     assert shown.endswith("unexpected ZeroDivisionError; please report it with the lines above\n")
 
 
-def test_generate_prints_the_text(api: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_prints_the_text_as_it_comes(api: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "demo", "def ", "--tokens", "5", "--temperature", "0", "--seed", "3", "--root", "r"]) == 0
     assert capsys.readouterr().out == "def …\n"
     assert api.calls == [("demo", "def ", {"root": "r", "tokens": 5, "temperature": 0.0, "seed": 3})]

@@ -113,7 +113,7 @@ BOUNDS: dict[str, Bound] = {
     "checkpoint.keep_every": _COUNT_OR_NONE,
     "evaluate.every": _COUNT_OR_NONE,
     "evaluate.blocks": _COUNT_OR_NONE,
-    "export.sample_tokens": _COUNT_OR_NONE,
+    "export.sample_tokens": _COUNT,
     "ray.num_cpus": _COUNT_OR_NONE,
     "deadlines.placement_s": _POSITIVE,
     "deadlines.launch_s": _POSITIVE,

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from ray_diloco.errors import CheckpointError, ConfigError
 from ray_diloco.export import Vocabulary
-from ray_diloco.generate import generate, generate_run
+from ray_diloco.generate import export_of, generate
 
 END = 256
 CONTEXT = 64
@@ -145,20 +145,20 @@ def test_generating_prints_and_warns_nothing(
     assert [str(w.message) for w in recwarn.list] == []
 
 
-def test_a_run_is_found_by_its_name(chain: Path) -> None:
-    assert generate_run(chain.parents[1], "chain", "a", tokens=2) == "aé"
+def test_the_export_of_a_run_is_a_folder_below_it(chain: Path) -> None:
+    assert export_of(chain.parent) == chain
 
 
 @pytest.mark.parametrize("name", ["chian", "young"])
 def test_a_run_without_an_export_is_refused_with_those_that_have_one(chain: Path, gpt2: Path, name: str) -> None:
     (chain.parents[1] / "young").mkdir()
     with pytest.raises(CheckpointError, match=f"RD-542: the run '{name}' has no export.*\n.*: chain, gpt2\\."):
-        generate_run(chain.parents[1], name, "a")
+        export_of(chain.parents[1] / name)
 
 
 def test_a_folder_without_exports_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"RD-542: .*\n.*: none\."):
-        generate_run(tmp_path / "nowhere", "demo", "a")
+        export_of(tmp_path / "nowhere" / "demo")
 
 
 def test_an_export_of_a_users_own_module_is_refused(chain: Path) -> None:
