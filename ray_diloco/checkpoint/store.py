@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -260,12 +260,13 @@ class CheckpointStore:
                 found.append(Skipped(number, 521, reason))
         return tuple(found)
 
-    def prune(self, keep_last: int = 2, keep_every: int = 0, limit: int = 8) -> list[int]:
+    def prune(self, keep_last: int = 2, keep_every: int = 0, keep: Collection[int] = (), limit: int = 8) -> list[int]:
         """Removes old commits and what crashed writers left; returns the rounds that were removed.
 
         Args:
           keep_last: good commits to keep, counted from the newest; at least that one stays.
           keep_every: rounds that are multiples of it stay too; 0: none.
+          keep: rounds that stay in any case.
           limit: commits removed in one call at most, the oldest first, so that a call takes bounded time.
         """
         listed = self.rounds()
@@ -282,7 +283,8 @@ class CheckpointStore:
             for number in self._numbers(PARTIAL):
                 if number <= kept[0]:
                     self._files.remove_folder(partial_folder(number))
-            old = [n for n in listed if n < kept[0] and n not in kept and not (keep_every and n % keep_every == 0)]
+            stay = {*kept, *keep}
+            old = [n for n in listed if n < kept[0] and n not in stay and not (keep_every and n % keep_every == 0)]
             for number in old[:limit]:
                 self._remove(whole_folder(number))
         return old[:limit]

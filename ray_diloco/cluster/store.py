@@ -52,6 +52,8 @@ class RayStore:
         self.store, self.newest = store, newest
         self._anchor, self._journal, self._settings = anchor, journal, settings
         self._turn = asyncio.Lock()
+        # The newest round that holds inner state of each island; it is kept as long as no newer one does.
+        self._inner_in: dict[str, int] = {}
 
     async def save(
         self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[FileEntry]]], told: Awaitable[None]
@@ -65,6 +67,7 @@ class RayStore:
                 files += await self._inner_files(snapshot.round, inner)
                 await told
                 self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
+                self._inner_in |= {entry.island: snapshot.round for entry in files if entry.island is not None}
                 self._journal.event(
                     "checkpoint_written",
                     round=snapshot.round,
@@ -79,7 +82,10 @@ class RayStore:
 
     async def inner_of(self, island: str) -> Manifest | None:
         """The newest commit that holds inner state of an island: others may have committed since it was lost."""
-        return await asyncio.to_thread(self._inner_of, island)
+        manifest = await asyncio.to_thread(self._inner_of, island)
+        if manifest is not None:
+            self._inner_in[island] = manifest.round
+        return manifest
 
     def _inner_of(self, island: str) -> Manifest | None:
         for round_ in reversed(self.store.rounds()):
@@ -113,7 +119,8 @@ class RayStore:
 
     async def _prune(self) -> None:
         try:
-            await asyncio.to_thread(self.store.prune, self._settings.keep_last, self._settings.keep_every)
+            kept = self._settings.keep_last, self._settings.keep_every, set(self._inner_in.values())
+            await asyncio.to_thread(self.store.prune, *kept)
         except CheckpointError as error:
             self._journal.event("warning", text=f"old commits could not be removed: {error.what}")
 

@@ -29,6 +29,14 @@ def test_pruning_keeps_the_last_ones_and_every_nth(url, keep_last, keep_every, l
     assert store.newest().round == 9
 
 
+def test_rounds_that_are_asked_for_stay_in_any_case(url):
+    store = CheckpointStore(url)
+    for round in range(6):
+        commit(store, round)
+    assert store.prune(keep_last=2, keep=(1, 3, 9)) == [0, 2]
+    assert store.rounds() == [1, 3, 4, 5]
+
+
 def test_a_call_removes_no_more_than_its_limit_and_begins_with_the_oldest(url):
     store = CheckpointStore(url)
     for round in range(6):
