@@ -12,8 +12,13 @@ from ray_diloco.outer import chunks, exchange, payload, shard
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, intersect, layout_of, normalise, shard_ranges
-from ray_diloco.outer.payload import Meta
+from ray_diloco.outer.optimizer import Nesterov
+from ray_diloco.outer.payload import Meta, open_payload
 from ray_diloco.outer.shard import AnchorShard, Contribution
+
+# Eight elements in two tensors.
+LAYOUT = layout_of([("w", (2, 3)), ("b", (2,))])
+WHOLE = LAYOUT.whole
 
 
 @contextlib.contextmanager
@@ -148,3 +153,17 @@ def worlds(draw):
 
 def shards_of(layout, count, fragments, optimizer, codec_down=None):
     return [AnchorShard(layout, kept, fragments, optimizer, codec_down) for kept in shard_ranges(layout, count)]
+
+
+def offer(island, values, weight=1.0, version=0, ranges=WHOLE, fragment=0, codec=None):
+    payload = contribution_payload(values, ranges, island, version, fragment, codec)
+    return Contribution(island, weight, version, (payload,))
+
+
+def elements(payload):
+    opened = open_payload(payload)
+    return opened.read(0, opened.numel, torch.empty(opened.numel)).numpy().copy()
+
+
+def nesterov(start=None):
+    return founded(LAYOUT, Nesterov(0.5, 0.5), np.arange(8.0) if start is None else start)

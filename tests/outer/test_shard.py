@@ -1,4 +1,4 @@
-import pickle
+"""What a shard computes and keeps: rounds by hand and against a direct loop, views, fragments, checkpoints."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outer_world import (
+    LAYOUT,
+    WHOLE,
     chunk_size,
     contribution_payload,
+    elements,
     flat,
     founded,
+    nesterov,
+    offer,
     parameters_payload,
     shards_of,
     state_digest,
@@ -21,30 +26,9 @@ from ray_diloco.outer.codec import Bf16, Fp32
 from ray_diloco.outer.layout import Range, intersect, layout_of, shard_ranges, total
 from ray_diloco.outer.optimizer import Nesterov, Sgd
 from ray_diloco.outer.payload import open_payload
-from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
+from ray_diloco.outer.shard import AnchorShard, Contribution
 
-LAYOUT = layout_of([("w", (2, 3)), ("b", (2,))])
-WHOLE = LAYOUT.whole
-
-
-@pytest.fixture(autouse=True)
-def small_chunks():
-    with chunk_size(4):
-        yield
-
-
-def offer(island, values, weight=1.0, version=0, ranges=WHOLE, fragment=0, codec=None):
-    payload = contribution_payload(values, ranges, island, version, fragment, codec)
-    return Contribution(island, weight, version, (payload,))
-
-
-def elements(payload):
-    opened = open_payload(payload)
-    return opened.read(0, opened.numel, torch.empty(opened.numel)).numpy().copy()
-
-
-def nesterov(start=None):
-    return founded(LAYOUT, Nesterov(0.5, 0.5), np.arange(8.0) if start is None else start)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def test_two_rounds_by_hand():
@@ -176,152 +160,11 @@ def test_a_round_without_weight_is_an_error():
         nesterov().prepare("r", 0, [])
 
 
-def test_an_aborted_round_leaves_no_trace_and_can_be_prepared_again():
-    shard, straight = nesterov(), nesterov()
-    before = state_digest(shard)
-    shard.prepare("r1", 0, [offer("i0", np.full(8, 100.0))])
-    assert state_digest(shard) == before
-    shard.abort("r1")
-    assert state_digest(shard) == before
-    for s in (shard, straight):
-        s.prepare("r1", 0, [offer("i0", np.ones(8))])
-        s.commit("r1")
-    assert state_digest(shard) == state_digest(straight)
-
-
-@pytest.mark.parametrize("chunk", range(2))
-@pytest.mark.parametrize("fault", ["damaged", "nan"])
-def test_a_contribution_that_fails_at_any_chunk_leaves_no_trace(chunk, fault):
-    shard, straight = nesterov(), nesterov()
-    for s in (shard, straight):
-        s.prepare("r0", 0, [offer("i0", np.ones(8))])
-        s.commit("r0")
-    before, payload_before = state_digest(shard), shard.payload(0).tobytes()
-    values = np.ones(8)
-    if fault == "nan":
-        values[4 * chunk + 1] = np.nan
-    bad = offer("i1", values, version=1)
-    if fault == "damaged":
-        damaged = bad.payloads[0].copy()
-        damaged[len(damaged) - 32 + 16 * chunk] ^= 1
-        bad = Contribution("i1", 1.0, 1, (damaged,))
-    good = offer("i0", np.full(8, 2.0), version=1)
-    with pytest.raises(BadContribution) as caught:
-        shard.prepare("r1", 0, [good, bad])
-    assert caught.value.island == "i1"
-    assert caught.value.number == {"nan": 411, "damaged": 405}[fault]
-    assert (state_digest(shard), shard.payload(0).tobytes()) == (before, payload_before)
-    for s in (shard, straight):
-        s.prepare("r1", 0, [good])
-        s.commit("r1")
-    assert state_digest(shard) == state_digest(straight)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_values_that_are_not_finite_name_their_island(value):
-    values = np.ones(8)
-    values[6] = value
-    with pytest.raises(BadContribution, match="RD-411: island i2: values") as caught:
-        nesterov().prepare("r", 0, [offer("i0", np.ones(8)), offer("i2", values), offer("i1", np.ones(8))])
-    assert caught.value.island == "i2"
-
-
 def test_an_outer_step_to_infinity_is_refused():
     shard = founded(LAYOUT, Sgd(1e30), np.zeros(8))
     with pytest.raises(SyncError, match="RD-417: the outer step of fragment 0 gives"):
         shard.prepare("r", 0, [offer("i0", np.full(8, 1e12))])
     assert shard.versions == {0: 0}
-
-
-@pytest.mark.parametrize(
-    ("contribution", "number"),
-    [
-        (offer("i0", np.ones(8), weight=-1.0), 414),
-        (offer("i0", np.ones(8), weight=float("nan")), 414),
-        (offer("i0", np.ones(8), version=1), 412),
-        (Contribution("i0", 1.0, 1, offer("i0", np.ones(8)).payloads), 412),
-        (Contribution("i0", 1.0, 0, offer("i9", np.ones(8)).payloads), 412),
-        (Contribution("i0", 1.0, 0, offer("i0", np.ones(8), fragment=1).payloads), 412),
-        (Contribution("i0", 1.0, 0, (parameters_payload(np.ones(8), WHOLE),)), 412),
-        (Contribution("i0", 1.0, 0, ()), 406),
-        (offer("i0", np.ones(7), ranges=(Range(0, 7),)), 406),
-        (offer("i0", np.ones(9), ranges=(Range(0, 9),)), 406),
-        (Contribution("i0", 1.0, 0, offer("i0", np.ones(8)).payloads * 2), 406),
-        (Contribution("i0", 1.0, 0, (offer("i0", np.ones(8)).payloads[0][:-1],)), 401),
-    ],
-)
-def test_contributions_that_do_not_fit_name_their_island(contribution, number):
-    shard = nesterov()
-    before = state_digest(shard)
-    with pytest.raises(BadContribution) as caught:
-        shard.prepare("r", 0, [contribution])
-    assert (caught.value.number, caught.value.island) == (number, "i0")
-    assert caught.value.what.startswith("island i0: ")
-    assert state_digest(shard) == before
-
-
-def test_missing_and_doubled_elements_are_named():
-    parts = [contribution_payload(np.ones(n), (Range(a, a + n),)) for a, n in ((0, 3), (2, 2), (5, 3))]
-    with pytest.raises(BadContribution, match=r"island i0: contribution: elements \[2, 3\) \(1 in all\) come twice"):
-        nesterov().prepare("r", 0, [Contribution("i0", 1.0, 0, tuple(parts))])
-    with pytest.raises(BadContribution, match=r"elements \[3, 5\) \(2 in all\) are missing"):
-        nesterov().prepare("r", 0, [Contribution("i0", 1.0, 0, (parts[0], parts[2]))])
-
-
-def test_two_contributions_of_one_island_are_refused():
-    with pytest.raises(BadContribution, match="RD-412: island i0: two contributions"):
-        nesterov().prepare("r", 0, [offer("i0", np.ones(8)), offer("i0", np.ones(8))])
-
-
-def test_bad_contributions_travel_between_processes():
-    again = pickle.loads(pickle.dumps(BadContribution("i1", 411, "what", "mend")))
-    assert (again.island, again.number, again.what, again.mend) == ("i1", 411, "what", "mend")
-
-
-def test_the_same_key_gives_the_same_answer_before_and_after_the_commit():
-    shard = nesterov()
-    prepared, payload = shard.prepare("r1", 0, [offer("i0", np.ones(8))])
-    sent = payload.tobytes()
-    for _ in range(2):
-        again, same = shard.prepare("r1", 0, [offer("i0", np.full(8, 9.0))])
-        assert (again, same.tobytes()) == (prepared, sent)
-        shard.commit("r1")
-    assert shard.versions == {0: 1}
-    assert shard.payload(0).tobytes() == sent
-
-
-def test_keys_that_do_not_fit_are_errors_and_repeated_ones_are_not():
-    shard = nesterov()
-    with pytest.raises(SyncError, match="RD-423: there is no preparation 'r1' to commit"):
-        shard.commit("r1")
-    shard.abort("r1")
-    shard.prepare("r1", 0, [offer("i0", np.ones(8))])
-    with pytest.raises(SyncError, match="RD-423: fragment 0 has the open preparation 'r1', so 'r2' cannot begin"):
-        shard.prepare("r2", 0, [offer("i0", np.ones(8))])
-    with pytest.raises(SyncError, match="RD-423"):
-        shard.commit("r2")
-    shard.abort("r2")
-    shard.commit("r1")
-    shard.commit("r1")
-    with pytest.raises(SyncError, match="RD-423: 'r1' was committed and cannot be aborted"):
-        shard.abort("r1")
-    shard.prepare("r2", 0, [offer("i0", np.ones(8), version=1)])
-    shard.abort("r2")
-    shard.abort("r2")
-    with pytest.raises(SyncError, match="RD-423"):
-        shard.commit("r2")
-    assert shard.versions == {0: 1}
-
-
-def test_an_open_round_does_not_show_and_views_outlive_the_next_preparation():
-    shard = nesterov()
-    tensors, payload = shard.tensors(), shard.payload(0)
-    before, sent = flat(tensors).tobytes(), payload.tobytes()
-    shard.prepare("r1", 0, [offer("i0", np.ones(8))])
-    assert flat(shard.tensors()).tobytes() == before
-    shard.commit("r1")
-    assert (flat(tensors).tobytes(), payload.tobytes()) == (before, sent)
-    assert not any(array.flags.writeable for array in (payload, *tensors.values()))
 
 
 def test_tensors_in_one_fragment_are_views_and_cut_ones_are_put_together():
