@@ -93,6 +93,7 @@ def test_what_is_wrong_with_a_builder_has_the_number_that_the_page_says(key, tmp
 
 def test_the_command_below_the_example_asks_for_the_same_run(workshop, monkeypatch):
     asked = []
+    (workshop / "runs/sums/export").mkdir(parents=True)
     monkeypatch.setattr(api, "run", lambda composed, quiet: asked.append(composed.config) or SUMMARY)
     runpy.run_path(str(workshop / "sums.py"), run_name="__main__")
     (arguments,) = [words[2:] for words in commands(PAGE)]
