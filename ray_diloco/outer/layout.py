@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,11 +74,6 @@ class Layout:
         """The set of all elements."""
         return (Range(0, self.numel),) if self.numel else ()
 
-    def ranges_of(self, names: Iterable[str]) -> Ranges:
-        """The elements of the named tensors.  Raises KeyError for an unknown name."""
-        by_name = {t.name: t.range for t in self.tensors}
-        return normalise(by_name[name] for name in names)
-
 
 def layout_of(named_shapes: Iterable[tuple[str, Sequence[int]]]) -> Layout:
     """Lays tensors out one behind the other, in the order given."""
@@ -108,7 +103,7 @@ def normalise(ranges: Iterable[Range]) -> Ranges:
 
 def intersect(a: Ranges, b: Ranges) -> Ranges:
     """Elements that are in both sets."""
-    return tuple(Range(start, start + n) for start, n in _common(a, b))
+    return tuple(common for _, _, common in _common(a, b))
 
 
 def subtract(a: Ranges, b: Ranges) -> Ranges:
@@ -132,39 +127,27 @@ def overlaps(a: Ranges, b: Ranges) -> list[tuple[int, int, int]]:
       `(position in packed a, position in packed b, number of elements)`, ascending; each entry is contiguous in
       both packed arrays.
     """
-    found = []
-    i = j = 0
-    at_a = at_b = 0
-    while i < len(a) and j < len(b):
-        start, stop = max(a[i].start, b[j].start), min(a[i].stop, b[j].stop)
-        if start < stop:
-            found.append((at_a + start - a[i].start, at_b + start - b[j].start, stop - start))
-        if a[i].stop <= b[j].stop:
-            at_a += a[i].numel
-            i += 1
-        else:
-            at_b += b[j].numel
-            j += 1
-    return found
+    at_a, at_b = _positions(a), _positions(b)
+    return [
+        (at_a[i] + common.start - a[i].start, at_b[j] + common.start - b[j].start, common.numel)
+        for i, j, common in _common(a, b)
+    ]
 
 
 def split_evenly(ranges: Ranges, parts: int) -> list[Ranges]:
     """Cuts a set into `parts` consecutive sets whose sizes differ by at most one element."""
     size = total(ranges)
     cuts = [size * k // parts for k in range(parts + 1)]
-    packed_to_flat, at = [], 0
-    for r in ranges:
-        packed_to_flat.append((at, r))
-        at += r.numel
-    result = []
-    for lo, hi in pairwise(cuts):
-        piece = [
+    # Without the end of the last range, which begins none.
+    packed = list(zip(_positions(ranges), ranges, strict=False))
+    return [
+        tuple(
             Range(max(r.start, r.start + lo - at), min(r.stop, r.start + hi - at))
-            for at, r in packed_to_flat
+            for at, r in packed
             if at < hi and at + r.numel > lo
-        ]
-        result.append(tuple(piece))
-    return result
+        )
+        for lo, hi in pairwise(cuts)
+    ]
 
 
 def shard_ranges(layout: Layout, shards: int) -> list[Ranges]:
@@ -183,12 +166,18 @@ def shard_ranges(layout: Layout, shards: int) -> list[Ranges]:
     return [normalise(ranges) for ranges in owned]
 
 
-def _common(a: Ranges, b: Ranges) -> Iterable[tuple[int, int]]:
+def _positions(ranges: Ranges) -> list[int]:
+    """Where each range begins in the packed set."""
+    return list(accumulate((r.numel for r in ranges), initial=0))
+
+
+def _common(a: Ranges, b: Ranges) -> Iterator[tuple[int, int, Range]]:
+    """Common elements of range `i` of `a` and range `j` of `b`, as `(i, j, elements)`, ascending."""
     i = j = 0
     while i < len(a) and j < len(b):
         start, stop = max(a[i].start, b[j].start), min(a[i].stop, b[j].stop)
         if start < stop:
-            yield start, stop - start
+            yield i, j, Range(start, stop)
         if a[i].stop <= b[j].stop:
             i += 1
         else:

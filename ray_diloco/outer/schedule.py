@@ -37,11 +37,6 @@ class Schedule:
     offsets: tuple[int, ...] = (0,)
     delay: int = 0
 
-    @property
-    def last_step(self) -> int:
-        """The step at which the last adoption is due."""
-        return self.rounds * self.H + max(self.offsets) + self.delay
-
     def next(self, step: int) -> Boundary | None:
         """The first boundary after `step`, or None after the last."""
         steps = [

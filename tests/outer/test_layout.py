@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outer_world import layouts, partitions
@@ -30,9 +29,6 @@ def test_tensors_stand_one_behind_the_other():
     ]
     assert LAYOUT.numel == 9
     assert LAYOUT.whole == (Range(0, 9),)
-    assert LAYOUT.ranges_of(["scale", "w"]) == (Range(0, 6), Range(8, 9))
-    with pytest.raises(KeyError):
-        LAYOUT.ranges_of(["v"])
 
 
 def test_digests_tell_names_and_shapes_apart():
