@@ -20,6 +20,7 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
+from ray_diloco.rounds.ports import Report
 
 # The node label that says where a node is.
 REGION_LABEL = "ray.io/availability-region"
@@ -127,8 +128,8 @@ class Rank:
         ]
         self._fragments = list(fragments)
 
-    def train(self, start_step: int, steps: int, lease: Ranges) -> Any:
-        """Trains a segment; returns an `inner.rank.TrainReport`."""
+    def train(self, start_step: int, steps: int, lease: Ranges) -> Report:
+        """Trains a segment; steps that overflowed and were not applied do not count."""
         from ray_diloco.inner.batches import Batches
 
         s = self._inner.settings
@@ -151,7 +152,9 @@ class Rank:
             self._beats += 1
             self._progress = Progress(self._beats, done, steps, float(loss), done * per_step / max(elapsed, 1e-9))
 
-        return self._inner.train(start_step, steps, batches, on_step)
+        report = self._inner.train(start_step, steps, batches, on_step)
+        # Not the report itself: the driver would import torch and DeepSpeed to read it.
+        return Report(report.steps - report.skipped, report.tokens, report.loss_mean, report.seconds)
 
     def emit(self, fragment: int, versions: dict[int, int]) -> Any:
         """Encodes `B − θ`: statistics, then one payload per shard."""
