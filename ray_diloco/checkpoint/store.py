@@ -246,19 +246,15 @@ class CheckpointStore:
         """Rounds that have a folder, ascending; whether a commit is good says `read`."""
         return self._numbers(WHOLE)
 
-    def broken_links(self) -> tuple[Skipped, ...]:
-        """Good commits that do not follow the commit before them which is still here: one of the two was replaced."""
-        manifests = {number: good for number in self.rounds() if (good := self._good(number)) is not None}
-        found = []
-        for number, manifest in manifests.items():
-            before = manifests.get(manifest.previous_round) if manifest.previous_round is not None else None
-            if before is not None and before.digest != manifest.previous:
-                reason = (
-                    f"it follows {manifest.previous[:16]}…, but round {before.round} here has digest "
-                    f"{before.digest[:16]}…"
-                )
-                found.append(Skipped(number, 521, reason))
-        return tuple(found)
+    def broken_link(self, manifest: Manifest) -> str | None:
+        """How a commit contradicts the one before it, if that is still here; then one of the two was replaced."""
+        before = None if manifest.previous_round is None else self._good(manifest.previous_round)
+        if before is None or before.digest == manifest.previous:
+            return None
+        return (
+            f"round {manifest.round} follows {manifest.previous[:16]}…, but round {before.round} here has digest "
+            f"{before.digest[:16]}…"
+        )
 
     def prune(self, keep_last: int = 2, keep_every: int = 0, keep: Collection[int] = (), limit: int = 8) -> list[int]:
         """Removes old commits and what crashed writers left; returns the rounds that were removed.

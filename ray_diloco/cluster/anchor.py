@@ -33,7 +33,6 @@ class AnchorSettings:
 
     outer: Mapping[str, Any]
     codec_down: str
-    fragments: int
     shards: int
     islands: int
     deadline_s: float
@@ -71,7 +70,10 @@ class RayAnchor:
             if self.layout is not None:
                 if self.layout.digest != layout.digest:
                     raise ClusterError(
-                        220, "an island built another model than the first one", "give all the same code"
+                        220,
+                        f"an island built a model with layout {layout.digest[:16]}…, the first one built one with "
+                        f"{self.layout.digest[:16]}…",
+                        "give all nodes the same code and the same model",
                     )
                 return
             if manifest is not None:
@@ -150,7 +152,7 @@ class RayAnchor:
     async def current(self) -> Sequence[Update]:
         """The committed anchor of every fragment."""
         updates = []
-        for fragment in range(self.settings.fragments):
+        for fragment in range(len(self.fragments)):
             calls = [shard.current.remote(fragment) for shard in self._shards]
             stats = await self._all([meta for meta, _ in calls], "reading the anchor")
             pieces = tuple(

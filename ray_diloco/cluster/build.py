@@ -1,22 +1,28 @@
 """From a configuration to what the run loop and the islands are built from.
 
-The only place where configuration keys become rules of a round, room on the cluster and jobs of ranks.
+The only place where configuration keys become rules of a round, room on the cluster, and what ports and ranks are told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
+from ray_diloco.checkpoint.rundir import RunDirectory
+from ray_diloco.cluster.anchor import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
+from ray_diloco.cluster.journal import JournalSettings
 from ray_diloco.cluster.placement import Bundle
 from ray_diloco.cluster.rank import RankJob
+from ray_diloco.cluster.store import StoreSettings
 from ray_diloco.config.schema import Config, InnerConfig, island_data, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.outer.schedule import Schedule
 from ray_diloco.outer.weights import Work, weights
+from ray_diloco.provenance.digest import digest_json
 from ray_diloco.rounds.ports import Offer
 from ray_diloco.rounds.rendezvous import Quorum
 from ray_diloco.rounds.rules import IslandPlan, Rules, Weigher
@@ -66,6 +72,40 @@ def weigher(kind: str) -> Weigher:
         return weights(kind, {offer.island: Work(offer.steps, offer.tokens) for offer in offers})
 
     return weigh
+
+
+def anchor_settings(config: Config) -> AnchorSettings:
+    """How the anchor is kept."""
+    return AnchorSettings(
+        outer=asdict(config.outer),
+        codec_down=config.codec.down.kind,
+        shards=config.anchor.shards,
+        islands=len(island_names(config)),
+        deadline_s=config.deadlines.exchange_s,
+    )
+
+
+def store_settings(config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any]) -> StoreSettings:
+    """What all manifests of a run say, and how many commits are kept."""
+    return StoreSettings(
+        run=config.run.name,
+        config_digest=digest_json(asdict(config)),
+        environment=environment,
+        keep_last=config.checkpoint.keep_last,
+        keep_every=config.checkpoint.keep_every,
+        deadline_s=config.deadlines.exchange_s,
+        sinks=sinks,
+    )
+
+
+def journal_settings(config: Config, directory: RunDirectory) -> JournalSettings:
+    """What the journal needs to know beside the books."""
+    return JournalSettings(
+        rounds=config.run.rounds,
+        trace=directory.trace if config.trace.contributions else None,
+        outer=asdict(config.outer),
+        deadline_s=config.deadlines.exchange_s,
+    )
 
 
 def island_specs(

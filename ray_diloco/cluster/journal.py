@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.books import Books
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.trace import TraceActor
 from ray_diloco.errors import DilocoError
-from ray_diloco.observe.events import EventLog
 from ray_diloco.observe.metrics import (
     CommitMetrics,
     EvalMetrics,
     IslandMetrics,
     Metrics,
-    MetricsLog,
     perplexity,
 )
-from ray_diloco.observe.view import CommitView, TimeSplit
-from ray_diloco.observe.wandb_mirror import WandbMirror
+from ray_diloco.observe.view import CommitView, Note, TimeSplit
 from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared, Timing
-from ray_diloco.rounds.position import Position
 
 
 @dataclass(frozen=True)
@@ -43,24 +40,16 @@ class JournalSettings:
 class RunJournal:
     """Writes what happens; see `rounds.ports.Journal`."""
 
-    def __init__(
-        self,
-        events: EventLog,
-        metrics: MetricsLog,
-        mirror: WandbMirror,
-        position: Position,
-        anchor: RayAnchor,
-        settings: JournalSettings,
-    ) -> None:
+    def __init__(self, books: Books, anchor: RayAnchor, settings: JournalSettings) -> None:
         self.last_commit: CommitView | None = None
         self.eval_loss: float | None = None
-        self._events, self._metrics, self._mirror = events, metrics, mirror
-        self._position, self._anchor, self._settings = position, anchor, settings
+        self._events, self._metrics, self._mirror = books.events, books.metrics, books.mirror
+        self._position, self._anchor, self._settings = books.position, anchor, settings
         self._tracer: Any = None
         self._timings: dict[int, dict[str, Timing]] = {}
 
     @property
-    def notes(self) -> tuple[Any, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """The newest events in words."""
         return self._events.notes
 
@@ -171,5 +160,4 @@ class RunJournal:
             math.fsum(getattr(t, name) for t in timings) / len(timings)
             for name in ("train_s", "send_s", "wait_s", "adopt_s")
         ]
-        c = self.last_commit
-        self.last_commit = CommitView(c.round, c.mean_loss, c.update_norm, c.bytes_up, c.bytes_down, TimeSplit(*means))
+        self.last_commit = replace(self.last_commit, time=TimeSplit(*means))

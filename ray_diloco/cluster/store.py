@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class StoreSettings:
     """What every manifest of a run has in common, and how many are kept.
 
     Attributes:
-      sinks: gives what the sinks need to go on (run id of a mirror).
+      sinks: what the sinks need to go on (run id of a mirror).
     """
 
     run: str
@@ -35,7 +35,7 @@ class StoreSettings:
     keep_last: int
     keep_every: int
     deadline_s: float
-    sinks: Callable[[], Mapping[str, Any]]
+    sinks: Mapping[str, Any]
 
 
 class RayStore:
@@ -138,7 +138,7 @@ class RayStore:
             files=tuple(files),
             ledger=dict(snapshot.ledgers),
             membership=list(snapshot.members),
-            sinks=dict(s.sinks()),
+            sinks=dict(s.sinks),
             counters=dict(snapshot.counters),
             environment=dict(s.environment),
             config_digest=s.config_digest,

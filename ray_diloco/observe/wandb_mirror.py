@@ -33,7 +33,7 @@ class WandbMirror:
       config: resolved configuration, nested.
       directory: where the library puts its `wandb/` folder.
       warn: called with one sentence, from another thread, when something does not work.
-      parent: id of the run whose history this one replaces from some round on, after a roll-back.
+      parent: id of the run whose history this one replaces, after a roll-back.
       init_limit_s: seconds after which opening counts as slow.
       load: gives the library; a test puts another in its place.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.schedule import Due
@@ -77,7 +77,7 @@ class Run:
 
     # The whole run.
 
-    async def run(self) -> str:
+    async def run(self) -> Literal["finished", "stopped"]:
         """Runs until the last round is committed, `stop` is called, or nothing can go on."""
         slots = {asyncio.create_task(self._slot(name), name=name) for name in sorted(self.rules.islands)}
         halted = asyncio.create_task(self._halted())
