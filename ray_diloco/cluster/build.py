@@ -142,10 +142,7 @@ def _spec(
         data=island_data(config, name),
         heldout_data=config.data,
         tokenizer=config.tokenizer,
-        seed=config.run.seed,
         codec_up=config.codec.up.kind,
-        island=name,
-        incarnation=0,
         folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -154,7 +154,7 @@ class RayIsland:
             if nbytes
         )
         norm = math.sqrt(math.fsum(s.squared_norm for s in stats)) if all(s.finite for s in stats) else math.inf
-        return Emission(pieces, norm, all(s.finite for s in stats), max(s.seconds for s in stats))
+        return Emission(pieces, norm, all(s.finite for s in stats))
 
     async def _saved(self, round_: int, deadline_s: float) -> Sequence[FileEntry]:
         calls = [rank.saved.remote(round_, deadline_s) for rank in self._ranks]
@@ -221,7 +221,7 @@ class RayFleet:
             if incarnation == 0:
                 raise
             raise IslandLost(error.what) from error
-        job = spec.job if incarnation == 0 else _again(spec.job, incarnation)
+        job = replace(spec.job, incarnation=incarnation)
         ranks = [
             RankActor.options(
                 num_cpus=bundle.get("CPU", 0.0),
@@ -242,7 +242,7 @@ class RayFleet:
         except ActorFailed as failed:
             island.end()
             raise IslandLost(str(failed)) from failed
-        except BaseException:
+        except BaseException:  # also where the launch is cancelled: nobody else knows these processes
             island.end()
             raise
         self.islands[name] = island
@@ -270,12 +270,6 @@ class RayFleet:
                 self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
                 return
         self._journal.event("inner_state_reset", island=island.name, round=newest.round, reason=reason)
-
-
-def _again(job: RankJob, incarnation: int) -> RankJob:
-    from dataclasses import replace
-
-    return replace(job, incarnation=incarnation)
 
 
 async def _nothing() -> Sequence[FileEntry]:

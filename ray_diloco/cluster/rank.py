@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -19,8 +19,15 @@ import ray
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
-from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
+from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, shard_ranges, total
 from ray_diloco.rounds.ports import Report
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+    from ray_diloco.data.blocks import Blocks, Corpus
+    from ray_diloco.inner.settings import RankSettings
 
 # The node label that says where a node is.
 REGION_LABEL = "ray.io/availability-region"
@@ -31,25 +38,22 @@ class RankJob:
     """What a rank actor is started with.
 
     Attributes:
-      settings: `inner.rank.RankSettings` of rank 0; rank, host and port are filled in.
-      corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `tokenizer` say how to prepare them where
-        they are missing (another machine).
-      seed: of the order of blocks.
+      settings: of rank 0; rank, host and port are filled in.
+      corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `heldout_data` and `tokenizer` say how to
+        prepare them where they are missing (another machine).
       codec_up: codec of contributions.
-      island, incarnation: who it is.
+      incarnation: how often the island was started anew.
       folders: where a user's own modules are imported from.
     """
 
-    settings: Any
-    corpus: Any
-    heldout: Any
+    settings: RankSettings
+    corpus: Corpus
+    heldout: Corpus
     data: DataConfig
     heldout_data: DataConfig
     tokenizer: TokenizerConfig
-    seed: int
     codec_up: str
-    island: str
-    incarnation: int
+    incarnation: int = 0
     folders: tuple[str, ...] = ()
 
 
@@ -78,9 +82,12 @@ class EmitStats:
     """What a rank says of its emission; `nbytes` per payload, 0 where it has nothing of that shard."""
 
     nbytes: tuple[int, ...]
-    squared_norm: float
-    finite: bool
-    seconds: float
+    squared_norm: float = 0.0
+    finite: bool = True
+
+
+# Statistics, then one payload per anchor shard.
+Sent = tuple[EmitStats, *tuple[np.ndarray, ...]]
 
 
 class Rank:
@@ -89,11 +96,11 @@ class Rank:
     def __init__(self, job: RankJob, rank: int) -> None:
         add_folders(job.folders)
         self._job, self._rank = job, rank
-        self._store: Any = None
+        self._store: TCPStore | None = None
         self._beats = 0
         self._progress = Progress(0, 0, 0, float("nan"), 0.0)
         self._writer = ThreadPoolExecutor(1)
-        self._writes: dict[int, Future[list[Any]]] = {}
+        self._writes: dict[int, Future[list[FileEntry]]] = {}
 
     def open_store(self, timeout_s: float) -> tuple[str, int]:
         """Opens the island's rendezvous (rank 0); returns its address."""
@@ -122,11 +129,10 @@ class Rank:
 
     def connect(self, shards: int, fragments: Sequence[Ranges]) -> None:
         """Tells the rank how the anchor is cut."""
-        kept = shard_ranges(self._inner.layout, shards)
-        self._parts = [
-            [intersect(intersect(fragment, own), self._inner.emits) for own in kept] for fragment in fragments
-        ]
         self._fragments = list(fragments)
+        # What this rank sends to each shard: of everything, and of each fragment.
+        self._whole = [intersect(kept, self._inner.emits) for kept in shard_ranges(self._inner.layout, shards)]
+        self._parts = [[intersect(fragment, mine) for mine in self._whole] for fragment in fragments]
 
     def train(self, start_step: int, steps: int, lease: Ranges) -> Report:
         """Trains a segment; steps that overflowed and were not applied do not count."""
@@ -137,7 +143,7 @@ class Rank:
             self._blocks,
             self._job.corpus.train_blocks,
             lease,
-            self._job.seed,
+            s.seed,
             s.rank,
             s.world,
             s.inner.gradient_accumulation,
@@ -156,12 +162,11 @@ class Rank:
         # Not the report itself: the driver would import torch and DeepSpeed to read it.
         return Report(report.steps - report.skipped, report.tokens, report.loss_mean, report.seconds)
 
-    def emit(self, fragment: int, versions: dict[int, int]) -> Any:
+    def emit(self, fragment: int, versions: dict[int, int]) -> Sent:
         """Encodes `B − θ`: statistics, then one payload per shard."""
         from ray_diloco.outer.payload import Meta
 
-        began = time.perf_counter()
-        meta = Meta("contribution", versions, self._job.island, self._job.incarnation)
+        meta = Meta("contribution", versions, self._job.settings.island, self._job.incarnation)
         payloads, squared, finite = [], 0.0, True
         for ranges in self._parts[fragment]:
             if not total(ranges):
@@ -171,22 +176,18 @@ class Rank:
             payloads.append(emission.payload)
             squared += emission.squared_norm
             finite = finite and emission.finite
-        stats = EmitStats(tuple(p.nbytes for p in payloads), squared, finite, time.perf_counter() - began)
-        return (stats, *payloads)
+        return (EmitStats(tuple(p.nbytes for p in payloads), squared, finite), *payloads)
 
-    def read(self) -> Any:
+    def read(self) -> Sent:
         """The parameters themselves, one payload per shard, to found a run."""
         from ray_diloco.outer.payload import Meta
 
-        meta = Meta("parameters", {}, self._job.island, self._job.incarnation)
-        whole = [intersect(own, self._inner.emits) for own in self._shard_parts()]
-        payloads = [self._exchange.read(r, meta) if total(r) else np.empty(0, np.uint8) for r in whole]
-        return (EmitStats(tuple(p.nbytes for p in payloads), 0.0, True, 0.0), *payloads)
+        meta = Meta("parameters", {}, self._job.settings.island, self._job.incarnation)
+        payloads = [self._exchange.read(r, meta) if total(r) else np.empty(0, np.uint8) for r in self._whole]
+        return (EmitStats(tuple(p.nbytes for p in payloads)), *payloads)
 
     def adopt(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments from all shards' payloads; collective over the island."""
-        from ray_diloco.outer.layout import normalise
-
         ranges = normalise(r for fragment in fragments for r in self._fragments[fragment])
         self._exchange.adopt(payloads, ranges)
         self._inner.commit_writes()
@@ -202,15 +203,15 @@ class Rank:
         self._writes[round_] = self._writer.submit(self._write, url, round_, self._inner.inner_state())
 
     @ray.method(concurrency_group="writing")
-    def saved(self, round_: int, deadline_s: float) -> list[Any]:
+    def saved(self, round_: int, deadline_s: float) -> list[FileEntry]:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(deadline_s)
 
-    def restore(self, url: str, manifest: Any) -> None:
+    def restore(self, url: str, manifest: Manifest) -> None:
         """Takes over the inner state that a commit holds of this island."""
         from ray_diloco.checkpoint.store import CheckpointStore
 
-        pieces = CheckpointStore(url).load(manifest, kind="inner", island=self._job.island)
+        pieces = CheckpointStore(url).load(manifest, kind="inner", island=self._job.settings.island)
         self._inner.load_inner_state(dict(pieces))
 
     def reset(self) -> None:
@@ -222,18 +223,16 @@ class Rank:
         """Where this rank is; answers while it trains."""
         return self._progress
 
-    def _write(self, url: str, round_: int, pieces: dict[str, np.ndarray]) -> list[Any]:
+    def _write(self, url: str, round_: int, pieces: dict[str, np.ndarray]) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import inner_filename
         from ray_diloco.checkpoint.store import CheckpointStore
 
-        name = inner_filename(self._job.island, self._rank)
-        return [CheckpointStore(url).write_tensors(round_, name, pieces, kind="inner", island=self._job.island)]
-
-    def _shard_parts(self) -> list[Ranges]:
-        return shard_ranges(self._inner.layout, len(self._parts[0]))
+        island = self._job.settings.island
+        name = inner_filename(island, self._rank)
+        return [CheckpointStore(url).write_tensors(round_, name, pieces, kind="inner", island=island)]
 
 
-def _open(corpus: Any, data: DataConfig, job: RankJob) -> Any:
+def _open(corpus: Corpus, data: DataConfig, job: RankJob) -> Blocks:
     """Opens prepared blocks, preparing them first on a machine that does not have them."""
     from ray_diloco.data.blocks import prepare
     from ray_diloco.errors import DataError

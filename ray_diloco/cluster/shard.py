@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
 from ray_diloco.cluster.calls import actor
 from ray_diloco.outer.layout import Layout, Ranges, shard_ranges
+
+if TYPE_CHECKING:
+    from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+    from ray_diloco.checkpoint.store import CheckpointStore
+
+# Seconds that a round waits for the previous commit but one to be on disk before it gives up.
+WRITE_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,6 @@ class ShardStats:
     update_squared: float = 0.0
 
 
-# Seconds that a round waits for the previous commit but one to be on disk before it gives up.
-WRITE_DEADLINE_S = 600.0
-
-
 class Shard:
     """Shard `index` of an anchor."""
 
@@ -53,9 +56,9 @@ class Shard:
 
         self._index = index
         self._writer = ThreadPoolExecutor(1)
-        self._writes: dict[int, Future[list[Any]]] = {}
+        self._writes: dict[int, Future[list[FileEntry]]] = {}
         # Writes under way with the version that they read.
-        self._reading: list[tuple[int, Future[list[Any]]]] = []
+        self._reading: list[tuple[int, Future[list[FileEntry]]]] = []
 
     def build(self, settings: ShardSettings) -> None:
         """Makes room for the anchor of a model."""
@@ -81,7 +84,7 @@ class Shard:
         """Sets version 0."""
         self._shard.found(payloads)
 
-    def load(self, url: str, manifest: Any) -> None:
+    def load(self, url: str, manifest: Manifest) -> None:
         """Takes over anchor and outer state from a commit."""
         from ray_diloco.checkpoint.store import CheckpointStore
 
@@ -137,13 +140,13 @@ class Shard:
         self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
 
     @ray.method(concurrency_group="writing")
-    def saved(self, round_: int) -> list[Any]:
+    def saved(self, round_: int) -> list[FileEntry]:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(WRITE_DEADLINE_S)
 
     def _write(
         self, url: str, round_: int, anchor: Mapping[str, np.ndarray], state: Mapping[str, Mapping[str, np.ndarray]]
-    ) -> list[Any]:
+    ) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import anchor_filename, outer_filename
         from ray_diloco.checkpoint.store import CheckpointStore
 
@@ -164,7 +167,9 @@ class Shard:
             if version < self._version:
                 write.exception(WRITE_DEADLINE_S)
 
-    def _outer(self, store: Any, manifest: Any, key: str, names: Sequence[str]) -> list[tuple[str, np.ndarray]]:
+    def _outer(
+        self, store: CheckpointStore, manifest: Manifest, key: str, names: Sequence[str]
+    ) -> list[tuple[str, np.ndarray]]:
         loaded = store.load(manifest, [f"{key}.{name}" for name in names], kind="outer")
         return [(name.removeprefix(f"{key}."), array) for name, array in loaded]
 

@@ -67,12 +67,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """An encoded pseudo-gradient of one fragment.  `norm` is its L2 norm before encoding; `seconds` encoding time."""
+    """An encoded pseudo-gradient of one fragment.  `norm` is its L2 norm before encoding."""
 
     pieces: tuple[Piece, ...]
     norm: float
     finite: bool
-    seconds: float
 
     @property
     def nbytes(self) -> int:

@@ -198,7 +198,7 @@ class SimIsland:
     async def emit(self, fragment, base_version, round_):
         self.world.fault(self.name, self.incarnation, "emit", round_)
         delta = self.base - self.theta
-        return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()), 0.0)
+        return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()))
 
     async def adopt(self, updates):
         await asyncio.sleep(0.05)
