@@ -135,7 +135,7 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(to_json(asdict(summary)))
         return content
     finally:
-        display.close(summary)
+        display.close(summary, str(Path(config.run.root) / config.run.name))
 
 
 def prepare_data(config: Config, display: Display | None = None) -> tuple[dict[str, Corpus], Corpus]:
@@ -265,6 +265,7 @@ def _drive(
 ) -> Summary:
     """Starts the driver and shows its view until it ends."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from ray_diloco.cluster.build import cpus_needed
     from ray_diloco.cluster.driver import DriverActor, Job
@@ -274,8 +275,10 @@ def _drive(
     config = composed.config
     with ray_session(config, cpus_needed(config)):
         job = Job(_for_any_folder(config), config_yaml(composed), corpora, heldout, own_folders())
+        # The run directory is here.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         try:
-            driver = DriverActor.options(name=config.run.name).remote(job)
+            driver = DriverActor.options(name=config.run.name, scheduling_strategy=here).remote(job)
         except ValueError:
             raise ClusterError(
                 203,

@@ -24,6 +24,7 @@ from ray_diloco.outer.schedule import Schedule
 from ray_diloco.outer.weights import Work, weights
 from ray_diloco.provenance.digest import digest_json
 from ray_diloco.rounds.ports import Offer
+from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rendezvous import Quorum
 from ray_diloco.rounds.rules import IslandPlan, Rules, Weigher
 
@@ -43,8 +44,8 @@ def source_name(corpus: Corpus) -> str:
     return f"{corpus.name}:{corpus.digest[:16]}"
 
 
-def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> Rules:
-    """The rules of a run."""
+def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, position: Position) -> Rules:
+    """The rules of a run that goes on from a position."""
     blocks = range(heldout.heldout_blocks)
     under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
     return Rules(
@@ -52,7 +53,7 @@ def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus) -> 
             name: IslandPlan(source_name(corpora[name]), _ranks(config, name) * _sequences(config, name))
             for name in island_names(config)
         },
-        schedule=Schedule(config.inner.H, config.run.rounds),
+        schedule=Schedule(config.inner.H, config.run.rounds, origin=(position.round, position.step)),
         quorum=Quorum(config.quorum.kind, config.quorum.n, config.quorum.grace_s, config.quorum.deadline_s),
         weigh=weigher(config.quorum.weights),
         min_islands=config.islands.min,

@@ -155,8 +155,9 @@ class Driver:
                     durable.inner_of,
                 ),
             )
-            rules, owes = rules_of(config, job.corpora, job.heldout), books.owes_evaluation
-            run = self._loop = Run(rules, books.position, fleet, anchor, durable, journal, owes_evaluation=owes)
+            position, owes = books.position, books.owes_evaluation
+            rules = rules_of(config, job.corpora, job.heldout, position)
+            run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
             self._status = "running"
             if self._stop_asked:
                 run.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from ray_diloco.config.schema import Config
 from ray_diloco.errors import ClusterError
 
 NAMESPACE = "ray_diloco"
+# Seconds for a connection to the head of a cluster.
+PROBE_S = 10.0
 
 
 @contextmanager
@@ -44,12 +47,13 @@ def ray_session(config: Config, cpus: float) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with _signal_handlers_kept():
+            ray.shutdown()
 
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Undoes what `ray.init` does to SIGTERM: it would end the process on the spot."""
+    """Undoes what Ray does to SIGTERM when it starts and ends: it would end the process on the spot."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -64,14 +68,30 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 def _join(address: str) -> None:
+    _probe(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ClusterError(
-            201,
-            f"no Ray cluster answers at {address!r}: {error}",
-            "see that `ray status --address …` works from this machine, or leave ray.address out to run locally",
-        ) from error
+        raise _unreachable(address, error) from error
+
+
+def _probe(address: str) -> None:
+    """Sees that something listens at `host:port`; Ray itself goes on trying for many minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), PROBE_S).close()
+    except OSError as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: Exception) -> ClusterError:
+    return ClusterError(
+        201,
+        f"no Ray cluster answers at {address!r}: {error}",
+        "see that `ray status --address …` works from this machine, or leave ray.address out to run locally",
+    )
 
 
 def _start(config: Config, cpus: float) -> None:

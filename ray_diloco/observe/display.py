@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from ray_diloco.observe.summary import Summary
@@ -28,7 +29,7 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """Say one line, now."""
 
-    def close(self, summary: Summary | None = None) -> None:
+    def close(self, summary: Summary | None = None, folder: str = "") -> None:
         """Show how it ended and give the terminal back; safe to call twice."""
 
 
@@ -36,7 +37,7 @@ def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
     """The display that suits `stream` (default: standard output): live on a terminal, else plain; or a quiet one."""
     stream = stream or sys.stdout
     if quiet:
-        return QuietDisplay(stream)
+        return QuietDisplay()
     if not stream.isatty():
         return PlainDisplay(stream)
     from ray_diloco.observe.live import LiveDisplay
@@ -81,10 +82,10 @@ class PlainDisplay:
         """Print one line."""
         self._say(text, self._wall_clock())
 
-    def close(self, summary: Summary | None = None) -> None:
+    def close(self, summary: Summary | None = None, folder: str = "") -> None:
         """Print the outcome."""
         if summary is not None and not self._closed:
-            self._stream.write("".join(f"{line}\n" for line in outcome(summary)))
+            self._stream.write("".join(f"{line}\n" for line in outcome(summary, folder)))
             self._stream.flush()
         self._closed = True
 
@@ -95,13 +96,11 @@ class PlainDisplay:
 
 
 class QuietDisplay:
-    """Nothing but errors and the final line."""
+    """Nothing but errors."""
 
-    def __init__(self, stream: TextIO, errors: TextIO | None = None) -> None:
-        self._stream = stream
+    def __init__(self, errors: TextIO | None = None) -> None:
         self._errors = errors or sys.stderr
         self._seen = -1
-        self._closed = False
 
     def update(self, view: RunView) -> None:
         """Print new events that are errors to standard error."""
@@ -113,11 +112,8 @@ class QuietDisplay:
     def note(self, text: str) -> None:
         """Say nothing."""
 
-    def close(self, summary: Summary | None = None) -> None:
-        """Print the outcome in one line."""
-        if summary is not None and not self._closed:
-            print(outcome(summary)[0], file=self._stream, flush=True)
-        self._closed = True
+    def close(self, summary: Summary | None = None, folder: str = "") -> None:
+        """Say nothing."""
 
 
 def unseen(notes: Iterable[Note], seen: int) -> list[Note]:
@@ -144,17 +140,21 @@ def describe_island(island: IslandView) -> str:
     return f"{island.name} {island.state}{steps}"
 
 
-def outcome(summary: Summary) -> list[str]:
-    """How a run ended: first a line that is enough alone, then what else a person wants to know."""
+def outcome(summary: Summary, folder: str = "") -> list[str]:
+    """How a run ended: first a line that is enough alone, then what else a person wants to know.
+
+    Args:
+      folder: the run directory, as a person would type it.
+    """
     words = [f"{summary.rounds} rounds", f"{show_count(summary.tokens_committed)} tokens"]
     if summary.final_eval_loss is not None:
         words.append(f"held-out loss {show_number(summary.final_eval_loss)}")
     reason = f" ({summary.reason})" if summary.reason else ""
-    rows = [f"  {name:<11} {value}" for name, value in _details(summary)]
+    rows = [f"  {name:<11} {value}" for name, value in _details(summary, folder)]
     return [f"{summary.run} {summary.status}: {', '.join(words)}{reason}", *rows]
 
 
-def _details(summary: Summary) -> Iterator[tuple[str, str]]:
+def _details(summary: Summary, folder: str) -> Iterator[tuple[str, str]]:
     if summary.final_train_loss is not None:
         yield "train loss", show_number(summary.final_train_loss)
     if summary.final_eval_loss is not None:
@@ -169,6 +169,6 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
         time_line += f", islands trained {show_percent(summary.utilisation)} of their rounds"
     yield "time", time_line
     if summary.export:
-        yield "export", summary.export
+        yield "export", str(Path(folder, summary.export))
     if summary.report:
-        yield "report", summary.report
+        yield "report", str(Path(folder, summary.report))

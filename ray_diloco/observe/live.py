@@ -81,14 +81,14 @@ class LiveDisplay:
         """Print one line above the picture."""
         self._console.print(Text(text, style="dim"))
 
-    def close(self, summary: Summary | None = None) -> None:
+    def close(self, summary: Summary | None = None, folder: str = "") -> None:
         """Leave the last picture standing, and print the outcome below it."""
         if self._closed:
             return
         self._closed = True
         self._live.stop()
         if summary is not None:
-            first, *rest = outcome(summary)
+            first, *rest = outcome(summary, folder)
             self._console.print(Text(first, style=STATUS_STYLES.get(summary.status, "bold")))
             for line in rest:
                 self._console.print(Text(line))

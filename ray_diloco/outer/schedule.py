@@ -30,12 +30,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`H` steps between two emissions of a fragment, `rounds` of them, `offsets` in steps per fragment."""
+    """`H` steps between two emissions of a fragment, `rounds` in all, `offsets` in steps per fragment.
+
+    Rounds are counted from `origin`, the round and global step at which these settings began to hold: a run that goes
+    on with another `H` keeps its rounds and steps.
+    """
 
     H: int
     rounds: int
     offsets: tuple[int, ...] = (0,)
     delay: int = 0
+    origin: tuple[int, int] = (0, 0)
 
     def next(self, step: int) -> Boundary | None:
         """The first boundary after `step`, or None after the last."""
@@ -52,16 +57,21 @@ class Schedule:
 
     def emission_step(self, due: Due) -> int:
         """The step at which a round's contributions are emitted."""
-        return due.round * self.H + self.offsets[due.fragment]
+        return self._begin(due.fragment) + due.round * self.H
 
     def _due(self, step: int) -> tuple[Due, ...]:
         due = []
-        for p, offset in enumerate(self.offsets):
-            k, rest = divmod(step - offset, self.H)
-            if rest == 0 and 1 <= k <= self.rounds:
+        for p in range(len(self.offsets)):
+            k, rest = divmod(step - self._begin(p), self.H)
+            if rest == 0 and self.origin[0] < k <= self.rounds:
                 due.append(Due(p, k))
         return tuple(due)
 
     def _next_due(self, fragment: int, step: int, delay: int) -> int | None:
-        k = max(1, (step - delay - self.offsets[fragment]) // self.H + 1)
-        return k * self.H + self.offsets[fragment] + delay if k <= self.rounds else None
+        k = max(self.origin[0] + 1, (step - delay - self._begin(fragment)) // self.H + 1)
+        return self._begin(fragment) + k * self.H + delay if k <= self.rounds else None
+
+    def _begin(self, fragment: int) -> int:
+        """The step at which a round 0 of the fragment would be emitted."""
+        round_, step = self.origin
+        return step - round_ * self.H + self.offsets[fragment]
