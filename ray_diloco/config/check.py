@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray_diloco.config.functions import check_import_path
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
 from ray_diloco.errors import ConfigError
@@ -125,7 +126,6 @@ BOUNDS: dict[str, Bound] = {
 
 # Names become parts of file names, actor names and labels.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
 # Nesterov under a constant pseudo-gradient ends at a step of lr / (1 − momentum); above this, and with fewer rounds
 # than this from scratch, runs were measured to end worse than with momentum 0.5 (numbers.md, convergence).
@@ -212,13 +212,9 @@ def _check_names(config: Config) -> None:
             raise ConfigError(
                 113, f"islands.names: {name!r} is also the key islands.{name}", "give that island another name"
             )
-    _check_import_path("model.builder", config.model.builder)
-    _check_import_path("tokenizer.builder", config.tokenizer.builder)
-
-
-def _check_import_path(key: str, value: str | None) -> None:
-    if value is not None and not _IMPORT_PATH.fullmatch(value):
-        raise ConfigError(113, f"{key}={value!r} is not the import path of a function", "write package.module:function")
+    for key, path in {"model.builder": config.model.builder, "tokenizer.builder": config.tokenizer.builder}.items():
+        if path is not None:
+            check_import_path(key, path)
 
 
 def _check_islands(config: Config) -> None:
@@ -283,8 +279,8 @@ def _check_data(data: DataConfig, island: str | None) -> None:
     _check_allowed(f"{at}.source", data.source, ALLOWED["data.source"])
     for key in ("max_documents", "heldout_blocks"):
         _check_bound(f"{at}.{key}", getattr(data, key), BOUNDS[f"data.{key}"])
-    _check_import_path(f"{at}.builder", data.builder)
     if data.builder is not None:
+        check_import_path(f"{at}.builder", data.builder)
         return
     reads = {"path": FILE_SOURCES, "dataset": ("hf",)}
     example = {"path": "a file, or a glob in quotes", "dataset": "the name of a dataset or its folder"}

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_diloco.config.functions import import_function
 from ray_diloco.config.schema import TokenizerConfig
 from ray_diloco.data.cache import files_digest, key_of
-from ray_diloco.data.functions import called, import_function
+from ray_diloco.data.functions import called
 from ray_diloco.data.progress import Reporter
 from ray_diloco.errors import DataError
 

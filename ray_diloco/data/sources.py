@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ray_diloco.config.functions import import_function
 from ray_diloco.config.schema import DataConfig
 from ray_diloco.data.cache import cache_folder, key_of
 from ray_diloco.data.documents import (
@@ -27,7 +28,7 @@ from ray_diloco.data.documents import (
     without_empty,
 )
 from ray_diloco.data.files import FORMATS, files_identity, files_source, read_files
-from ray_diloco.data.functions import called, failed, import_function
+from ray_diloco.data.functions import called, failed
 from ray_diloco.data.hub import hub_source
 from ray_diloco.data.progress import Reporter
 from ray_diloco.errors import DataError
@@ -39,8 +40,9 @@ def open_source(config: DataConfig) -> Source:
     """The source that `data` describes; reads no document yet.
 
     Raises:
-      DataError: 301 unknown source or a setting missing, 302 no file matches, 309 no such folder, 310 a builder that
-        cannot be imported; reading it may raise 303–309 and 311.
+      DataError: 301 unknown source or a setting missing, 302 no file matches, 309 no such folder; reading it may raise
+        303–309 and 311.
+      ConfigError: 113 or 122, a builder that cannot be imported.
     """
     if config.builder:
         source = builder_source(config)
@@ -100,7 +102,7 @@ def builder_source(config: DataConfig) -> Source:
     cache; otherwise the documents themselves are read and digested at every start.
 
     Raises:
-      DataError: 310, the function cannot be imported; reading it may raise 311.
+      ConfigError: 113 or 122, the function cannot be imported.  Reading it may raise DataError 311.
     """
     path = str(config.builder)
     function = import_function(path, "data.builder")

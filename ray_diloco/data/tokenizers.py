@@ -61,8 +61,9 @@ def load_tokenizer(
     """The tokenizer that `tokenizer` describes; `bpe` is trained on the source, once per content.
 
     Raises:
-      DataError: 320 cannot be loaded, 321 no end-of-text token, 310 or 322 a builder that cannot be used, 323 a
+      DataError: 320 cannot be loaded, 321 no end-of-text token, 322 a builder's object that cannot be used, 323 a
         vocabulary size that BPE cannot have; a Hugging Face tokenizer raises 320 to 322 when it is first used.
+      ConfigError: 113 or 122, a builder that cannot be imported.
     """
     if config.builder:
         return HuggingFaceTokenizer(config, cache)

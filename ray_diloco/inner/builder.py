@@ -10,7 +10,6 @@ torch's random state only, so that every process builds the same model.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ray_diloco.config.functions import import_function
 from ray_diloco.config.schema import ModelConfig
 from ray_diloco.errors import InnerError
 
@@ -29,11 +29,12 @@ def build_from_path(model: ModelConfig, vocab_size: int, sequence_length: int) -
     """Imports and calls `model.builder`, and tries what it returns on one short sequence.
 
     Raises:
-      InnerError: RD-706 not importable, RD-707 not callable, RD-708 failed or returned something else, RD-709
-        `forward` lacks an argument, RD-710 its result has no scalar loss.
+      ConfigError: RD-113 or RD-122, it cannot be imported.
+      InnerError: RD-708 it failed or returned something else, RD-709 `forward` lacks an argument, RD-710 its result has
+        no scalar loss.
     """
     path = str(model.builder)
-    built = _call(path, _load(path), model, vocab_size)
+    built = _call(path, import_function(path, "model.builder"), model, vocab_size)
     _check_forward(path, built)
     _try_forward(path, built, min(sequence_length, _PROBE_TOKENS), vocab_size)
     return built
@@ -42,23 +43,6 @@ def build_from_path(model: ModelConfig, vocab_size: int, sequence_length: int) -
 def output_field(output: Any, name: str) -> Any:
     """Field `name` of what a model's forward returned, an object or a mapping; None if it has none."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-
-
-def _load(path: str) -> Callable[..., Any]:
-    module_name, _, function_name = path.partition(":")
-    if not module_name or not function_name:
-        raise InnerError(706, f"model.builder={path!r} is not of the form package.module:function", _CONTRACT)
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:
-        raise InnerError(
-            706,
-            f"model.builder={path!r} cannot be imported: {type(error).__name__}: {error}",
-            "Give package.module:function of a module that is installed or on PYTHONPATH on every node.",
-        ) from error
-    if not callable(function):
-        raise InnerError(707, f"model.builder={path!r} is a {type(function).__name__}, not a function", _CONTRACT)
-    return function  # type: ignore[no-any-return]
 
 
 def _call(path: str, function: Callable[..., Any], model: ModelConfig, vocab_size: int) -> nn.Module:

@@ -41,6 +41,7 @@ def build_model(
 
     Raises:
       InnerError: RD-701 to RD-714 (`docs/errors.md`).
+      ConfigError: RD-113 or RD-122, a builder that cannot be imported.
     """
     with _seeded(seed):
         if model.builder:

@@ -171,21 +171,6 @@ def test_what_a_builder_does_wrong_is_said(module: ModuleType, build: Callable[.
     assert text in error.what
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("users_corpus", "not of the form package.module:function"),
-        (":build", "not of the form package.module:function"),
-        ("not_installed_here:build", "ModuleNotFoundError: No module named 'not_installed_here'"),
-        ("users_corpus:bulid", "has no function 'bulid'; it has: build"),
-    ],
-)
-def test_a_builder_that_cannot_be_imported_is_an_error(module: ModuleType, path: str, text: str) -> None:
-    module.build = lambda config: []
-    error = refused(lambda: open_source(DataConfig(builder=path)))
-    assert (error.number, text in error.what) == (310, True)
-
-
 def test_half_a_surrogate_pair_is_no_text(module: ModuleType) -> None:
     module.build = lambda config: ["fine", "bad \ud800"]
     error = refused(lambda: identity(built()))
