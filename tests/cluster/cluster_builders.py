@@ -33,6 +33,10 @@ def mixer(config, vocab_size):
     return Mixer(vocab_size)
 
 
+def wide_mixer(config, vocab_size):
+    return Mixer(vocab_size, width=48)
+
+
 def no_model(config, vocab_size):
     raise RuntimeError("the weights are at home")
 

@@ -1,7 +1,8 @@
 """ZeRO stages, ranks and anchor shards are ways to hold the same numbers: the anchors are the same.
 
-With one rank nothing is summed in another order, at any stage; two ranks average the gradients of halves of the batch,
-which rounds in the last place.  AdamW divides by the root of squared gradients, so ε is well above that rounding here.
+Two ranks average the gradients of halves of a batch, and stages differ in what they sum first (norms, flat buffers):
+that rounds in the last place.  AdamW divides by the root of squared gradients, so ε is well above that rounding here.
+Measured were differences up to 2.4e-7, two units in the last place; the tolerance is 1e-6.
 """
 
 import pytest
@@ -32,13 +33,13 @@ def stages(place):
 def test_two_ranks_contribute_what_one_does(stages, stage):
     for r in (1, 2):
         one, two = (contribution(stages[stage].folder, r, island) for island in ("i0", "i1"))
-        assert distance(one, two) < 1e-5
+        assert distance(one, two) < 1e-6
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_every_stage_has_the_anchors_of_stage_zero(stages, stage):
     for r in (0, 1, 2):
-        assert distance(anchor(stages[stage].folder, r), anchor(stages[0].folder, r)) < 1e-5
+        assert distance(anchor(stages[stage].folder, r), anchor(stages[0].folder, r)) < 1e-6
     assert equal(anchor(stages[stage].folder, 0), anchor(stages[0].folder, 0))
     moved = distance(anchor(stages[0].folder, 2), anchor(stages[0].folder, 0))
     assert moved > 1e-2
