@@ -25,7 +25,7 @@ from torch import nn
 from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.config.schema import ModelConfig
-from ray_diloco.errors import CheckpointError, ConfigError
+from ray_diloco.errors import CheckpointError
 from ray_diloco.inner.model import build_model, model_configuration
 
 if TYPE_CHECKING:
@@ -93,16 +93,13 @@ def export_run(
       model: the run's model section.
       vocabulary: the run's tokenizer and sequence length.
       seed: the run's seed, which founded whatever the anchor does not hold (frozen parameters, buffers).
-      dtype: float32 | bfloat16, of the floating-point weights.
+      dtype: key of `DTYPES`, of the floating-point weights.
 
     Raises:
-      ConfigError: RD-170, unknown dtype.
       CheckpointError: RD-540, the commit's tensors are not those of the model; RD-541, the folder cannot be written;
         what `store.load` raises.
       InnerError: what `inner.model` raises where the model cannot be built.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(170, f"export.dtype={dtype!r}", f"Use {' or '.join(DTYPES)}.")
     folder = Path(folder)
     build = partial(build_model, model, vocabulary.vocab_size, vocabulary.eos_id, vocabulary.sequence_length, seed)
     shell = build() if model.builder else _structure(model, vocabulary)
@@ -122,7 +119,7 @@ def export_run(
         raise CheckpointError(
             541,
             f"the export {folder} cannot be written: {error}",
-            "Free space or mend the rights of its parent folder.",
+            "free space or mend the rights of its parent folder",
         ) from error
     return ExportResult(folder, loadable, parameters, nbytes)
 
@@ -190,7 +187,7 @@ def _mismatch(detail: str) -> CheckpointError:
     return CheckpointError(
         540,
         f"the commit does not fit the model of the configuration: {detail}",
-        "Export with the model.* settings of the run's own config.yaml.",
+        "export with the model.* settings of the run's own config.yaml",
     )
 
 

@@ -39,8 +39,8 @@ def export_of(folder: Path) -> Path:
         raise CheckpointError(
             542,
             f"the run {folder.name!r} has no export: {export} does not exist",
-            "A run writes it when it ends, with export.enabled=true; give the same `ray-diloco train` command again. "
-            f"Runs with an export: {', '.join(others) or 'none'}.",
+            "a run writes it when it ends, with export.enabled=true; give the same `ray-diloco train` command again; "
+            f"runs with an export: {', '.join(others) or 'none'}",
         )
     return export
 
@@ -163,7 +163,7 @@ def _continue(
 def _load(export: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    mend = "Export the run again; a model from model.builder that is no transformers model can only be loaded by hand."
+    mend = "export the run again; a model from model.builder that is no transformers model can only be loaded by hand"
     if not (export / "config.json").is_file():
         raise CheckpointError(543, f"{export} holds no config.json of a transformers model", mend)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -181,7 +181,7 @@ def _load(export: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             raise CheckpointError(
                 544,
                 f"{export} holds values that are not finite, in {name!r} among others",
-                "The run diverged; train again with a lower inner.lr or outer.lr.",
+                "the run diverged; train again with a lower inner.lr or outer.lr",
             )
     return model.eval().to(device), tokenizer
 
@@ -189,7 +189,7 @@ def _load(export: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def _end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
     token = tokenizer.eos_token_id
     if token is None:
-        raise ConfigError(173, "the prompt is empty and the tokenizer has no end-of-text token", "Give a prompt.")
+        raise ConfigError(173, "the prompt is empty and the tokenizer has no end-of-text token", "give a prompt")
     return int(token)
 
 
@@ -201,4 +201,4 @@ def _check(tokens: int, temperature: float, top_k: int) -> None:
     }
     for text, fits in allowed.items():
         if not fits:
-            raise ConfigError(172, f"{text} is out of range", "Use tokens >= 1, temperature >= 0 and top_k >= 0.")
+            raise ConfigError(172, f"{text} is out of range", "use tokens >= 1, temperature >= 0 and top_k >= 0")

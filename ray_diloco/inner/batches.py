@@ -65,7 +65,7 @@ class Batches:
                 750,
                 f"a lease of {blocks} blocks is no whole number of island batches of {batch} "
                 f"({self.world} ranks × {self.accumulation} × {self.micro_batch})",
-                "Lease steps × ranks × gradient_accumulation × micro_batch blocks.",
+                "lease steps × ranks × gradient_accumulation × micro_batch blocks",
             )
         return blocks // batch
 

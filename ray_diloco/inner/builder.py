@@ -21,7 +21,7 @@ from ray_diloco.config.functions import import_function
 from ray_diloco.config.schema import ModelConfig
 from ray_diloco.errors import InnerError
 
-_CONTRACT = "See ray_diloco/inner/builder.py for the contract: build(config, vocab_size) -> torch.nn.Module."
+_CONTRACT = "see docs/python.md for the contract: build(config, vocab_size) -> torch.nn.Module"
 _PROBE_TOKENS = 8
 
 

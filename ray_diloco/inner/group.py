@@ -58,7 +58,7 @@ def join(
         raise MeetingError(
             740,
             f"rank {rank} of {world} could not join its island at {host}:{port} within {timeout_s:g} s: {error}",
-            "See whether the other ranks started, and whether this address is reachable from all of them.",
+            "see whether the other ranks started, and whether this address is reachable from all of them",
         ) from error
     _introduce_deepspeed(backend)
 

@@ -76,7 +76,7 @@ def model_configuration(
         raise InnerError(
             701,
             f"model.architecture={model.architecture!r} is not a causal language model that transformers knows",
-            f"Use {_nearest(model.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}.",
+            f"use {_nearest(model.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}",
         )
     config_class = CONFIG_MAPPING[model.architecture]
     known = _arguments_of(config_class)
@@ -95,7 +95,7 @@ def model_configuration(
         raise InnerError(
             703,
             f"transformers refuses this configuration of {model.architecture}: {_one_line(error)}",
-            "Mend the values under model.config.",
+            "mend the values under model.config",
         ) from error
     return config
 
@@ -127,7 +127,7 @@ def _from_pretrained(model: ModelConfig, vocab_size: int) -> nn.Module:
         raise InnerError(
             705,
             f"model.pretrained={name!r} cannot be loaded: {_one_line(error)}",
-            "Give a folder with config.json and safetensors files, or the hub name of a causal language model.",
+            "give a folder with config.json and safetensors files, or the hub name of a causal language model",
         ) from error
     _check_arguments(config.model_type, model.config, _arguments_of(type(config)))
     for key, value in model.config.items():
@@ -151,7 +151,7 @@ def _normalise(model: nn.Module) -> None:
         raise InnerError(
             711,
             f"{type(model).__name__} has no parameter with requires_grad=True",
-            "Return a model with at least one trainable parameter.",
+            "return a model with at least one trainable parameter",
         )
     for p in trainable:
         p.data = p.data.to(device="cpu", dtype=torch.float32).contiguous()
@@ -163,7 +163,7 @@ def _check_positions(model: nn.Module, sequence_length: int) -> None:
         raise InnerError(
             714,
             f"data.sequence_length={sequence_length}, but the model has only {positions} positions",
-            "Lower data.sequence_length or raise model.config.max_position_embeddings.",
+            "lower data.sequence_length or raise model.config.max_position_embeddings",
         )
 
 
@@ -172,7 +172,7 @@ def _checkpoint_activations(model: nn.Module) -> None:
         raise InnerError(
             712,
             f"model.activation_checkpointing=true, but {type(model).__name__} does not support it",
-            "Set model.activation_checkpointing=false, or call torch.utils.checkpoint inside the model.",
+            "set model.activation_checkpointing=false, or call torch.utils.checkpoint inside the model",
         )
     model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
@@ -199,7 +199,7 @@ def _check_arguments(architecture: str, arguments: dict[str, Any], known: set[st
             raise InnerError(
                 702,
                 f"model.config.{name} is not an argument of a {architecture} configuration",
-                f"Use {_nearest(name, known)}.",
+                f"use {_nearest(name, known)}",
             )
 
 
@@ -207,7 +207,7 @@ def _vocabulary_too_small(what: str, size: int, needed: int) -> InnerError:
     return InnerError(
         704,
         f"{what} is {size}, but the tokenizer has {needed} ids",
-        "Use the tokenizer that belongs to the model, or a model with at least as many rows in its embedding.",
+        "use the tokenizer that belongs to the model, or a model with at least as many rows in its embedding",
     )
 
 
@@ -216,12 +216,12 @@ def _unbuildable(name: str, attention: str, error: Exception) -> InnerError:
         return InnerError(
             713,
             f"model.attention={attention!r} cannot be used with {name}: {_one_line(error)}",
-            "Use model.attention=sdpa or model.attention=eager.",
+            "use model.attention=sdpa or model.attention=eager",
         )
     return InnerError(
         705,
         f"transformers cannot build {name}: {_one_line(error)}",
-        "Mend model.config, or give the name of a causal language model.",
+        "mend model.config, or give the name of a causal language model",
     )
 
 

@@ -126,5 +126,5 @@ def _check_cover(home: Home, name: str, parts: list[tuple[int, np.ndarray]]) -> 
         raise InnerError(
             730,
             f"the saved inner state lacks {name} of {home.spec.name} from element {reached - home.spec.offset} on",
-            "Restore the state of all ranks of the island together, or reset the inner state.",
+            "restore the state of all ranks of the island together, or reset the inner state",
         )

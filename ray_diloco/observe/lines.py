@@ -158,14 +158,14 @@ def _plain(value: Any) -> Any:
 def _broken(path: Path, number: int, line: bytes) -> CheckpointError:
     return CheckpointError(
         581,
-        f"line {number} of {path} is not a JSON object: {line[:80]!r}.",
-        "Mend or remove that line, or move the file away; the run's commits don't depend on it.",
+        f"line {number} of {path} is not a JSON object: {line[:80]!r}",
+        "mend or remove that line, or move the file away; the run's commits don't depend on it",
     )
 
 
 def _unusable(number: int, path: Path, action: str, error: OSError) -> CheckpointError:
     return CheckpointError(
         number,
-        f"{path} cannot be {action}: {error.strerror or error}.",
-        "Free space or mend the permissions of that folder, or choose another with run.root.",
+        f"{path} cannot be {action}: {error.strerror or error}",
+        "free space or mend the permissions of that folder, or choose another with run.root",
     )

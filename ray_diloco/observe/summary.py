@@ -193,8 +193,8 @@ def read_summary(path: Path) -> Summary:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
             583,
-            f"{path} is not a readable summary of a run: {error}.",
-            "Run the same command again: it ends at once where all rounds are committed, and writes the summary anew.",
+            f"{path} is not a readable summary of a run: {error}",
+            "run the same command again: it ends at once where all rounds are committed, and writes the summary anew",
         ) from error
 
 

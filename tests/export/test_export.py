@@ -16,7 +16,7 @@ from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.checkpoint.names import anchor_filename
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.config.schema import ModelConfig
-from ray_diloco.errors import CheckpointError, ConfigError
+from ray_diloco.errors import CheckpointError
 from ray_diloco.export import Vocabulary, export_run
 from ray_diloco.inner.model import build_model
 
@@ -213,13 +213,6 @@ def test_a_commit_that_lacks_a_tensor_is_refused(tmp_path: Path, vocabulary: Voc
     store, manifest = committed(tmp_path / "run", anchor)
     with pytest.raises(CheckpointError, match=r"RD-540: .*lacks 1 tensors of the model, 'model.norm.weight'"):
         export_run(tmp_path / "export", store, manifest, MODELS["llama"], vocabulary, seed=0)
-
-
-def test_an_unknown_dtype_is_refused_with_the_known_ones(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    anchor = anchor_of(build(MODELS["llama"], vocabulary))
-    store, manifest = committed(tmp_path / "run", anchor)
-    with pytest.raises(ConfigError, match=r"RD-170: export.dtype='fp8'\n.*float32 or bfloat16"):
-        export_run(tmp_path / "export", store, manifest, MODELS["llama"], vocabulary, seed=0, dtype="fp8")
 
 
 def test_a_new_export_replaces_the_old_one_whole(tmp_path: Path, vocabulary: Vocabulary) -> None:
