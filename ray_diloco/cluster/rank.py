@@ -6,12 +6,13 @@ it.  What a rank sends is a return value: the driver owns it, and it outlives th
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -23,6 +24,7 @@ from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, shard_
 from ray_diloco.rounds.ports import Report
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ray_diloco.checkpoint.manifest import FileEntry, Manifest
@@ -98,7 +100,8 @@ class Rank:
         self._job, self._rank = job, rank
         self._store: TCPStore | None = None
         self._beats = 0
-        self._progress = Progress(0, 0, 0, float("nan"), 0.0)
+        # Step of the segment, its length, loss and tokens per second.
+        self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
 
@@ -152,11 +155,11 @@ class Rank:
         per_step = s.world * s.inner.gradient_accumulation * s.inner.micro_batch * s.sequence_length
         began = time.perf_counter()
 
-        def on_step(step: int, loss: Any) -> None:
+        def on_step(step: int, loss: torch.Tensor) -> None:
             done = step - start_step + 1
             elapsed = time.perf_counter() - began
+            self._latest = (done, steps, loss, done * per_step / max(elapsed, 1e-9))
             self._beats += 1
-            self._progress = Progress(self._beats, done, steps, float(loss), done * per_step / max(elapsed, 1e-9))
 
         report = self._inner.train(start_step, steps, batches, on_step)
         # Not the report itself: the driver would import torch and DeepSpeed to read it.
@@ -221,7 +224,9 @@ class Rank:
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress:
         """Where this rank is; answers while it trains."""
-        return self._progress
+        step, steps, loss, tokens_per_s = self._latest
+        # Read here and not after each step: reading waits for the device, and training need not.
+        return Progress(self._beats, step, steps, float(loss), tokens_per_s)
 
     def _write(self, url: str, round_: int, pieces: dict[str, np.ndarray]) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import inner_filename

@@ -113,12 +113,11 @@ class Summary:
     version: str | None = None
 
 
-def tally(directory: Path, regions: Mapping[str, str] | None = None) -> Tally:
+def tally(directory: Path) -> Tally:
     """Count a run's figures from its `metrics.jsonl` and `events.jsonl`.
 
     Args:
       directory: the run directory; a log that is missing counts as empty.
-      regions: region of each island, where the events don't say.
 
     Raises:
       CheckpointError: RD-581, a log is broken.
@@ -133,7 +132,7 @@ def tally(directory: Path, regions: Mapping[str, str] | None = None) -> Tally:
             steps_of_round[line["round"]] = max(steps_of_round[line["round"]], line["steps"])
     commits = [line for line in metrics if line["kind"] == "commit"]
     evaluations = [line for line in metrics if line["kind"] == "eval"]
-    islands = _count_islands(of_island, events, regions or {})
+    islands = _count_islands(of_island, events)
     return Tally(
         rounds=commits[-1]["round"] if commits else 0,
         steps=sum(steps_of_round.values()),
@@ -158,7 +157,6 @@ def summarise(
     run: str,
     status: Status,
     anchor_digest: str,
-    regions: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Summary:
     """The summary of the run in `directory`: what `tally` counts, and what only the driver knows.
@@ -166,7 +164,7 @@ def summarise(
     Args:
       more: further fields of `Summary`.
     """
-    counted = tally(directory, regions)
+    counted = tally(directory)
     figures = {each.name: getattr(counted, each.name) for each in fields(counted)}
     return Summary(run=run, status=status, anchor_digest=anchor_digest, **{**figures, **more})
 
@@ -217,10 +215,10 @@ def active_seconds(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def _count_islands(
-    of_island: Mapping[str, list[dict[str, Any]]], events: list[dict[str, Any]], regions: Mapping[str, str]
+    of_island: Mapping[str, list[dict[str, Any]]], events: list[dict[str, Any]]
 ) -> tuple[IslandSummary, ...]:
     restarts: defaultdict[str, int] = defaultdict(int)
-    region = dict(regions)
+    region: dict[str, str] = {}
     for event in events:
         if event["event"] == "island_lost":
             restarts[event["island"]] += 1

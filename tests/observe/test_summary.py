@@ -69,8 +69,8 @@ def test_the_measured_length_of_a_round_counts_where_there_is_one(tmp_path: Path
 
 
 def test_islands_are_listed_with_region_work_and_restarts(directory: Path) -> None:
-    assert tally(directory, {"i0": "eu"}).islands == (
-        IslandSummary("i0", "eu", 2, 100, 1100, 0),
+    assert tally(directory).islands == (
+        IslandSummary("i0", "", 2, 100, 1100, 0),
         IslandSummary("i1", "us", 2, 70, 700, 1),
     )
 
