@@ -1,6 +1,43 @@
+import logging
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 # Helper modules that stand beside the tests that use them.
 for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+LOCAL_RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The one local Ray of all tests that need a real one; it claims 8 CPUs, whatever the machine has."""
+    import ray
+
+    os.environ |= LOCAL_RAY
+    # Sockets have short paths, pytest's folders do not.
+    folder = tempfile.mkdtemp(prefix="rd-", dir="/tmp")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        namespace="ray_diloco",
+        include_dashboard=False,
+        object_store_memory=256 << 20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=folder,
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""The command from a user's folder: a package of their own, relative paths, and what can be done after the run."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from cluster_runs import HERE, LLAMA, anchor, command, ended, manifest, write_corpus
+from safetensors.numpy import load_file
+
+from ray_diloco.data.blocks import prepare
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with a package of a user's own in it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/__init__.py").touch()
+    shutil.copy(HERE / "cluster_builders.py", tmp_path / "mine/parts.py")
+    return tmp_path
+
+
+def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home):
+    own = [
+        "model.builder=mine.parts:mixer",
+        "data.builder=mine.parts:documents",
+        "tokenizer.builder=mine.parts:letters",
+    ]
+    sizes = ["data.sequence_length=32", "data.heldout_blocks=8", "inner.H=2", "inner.micro_batch=2", "run.rounds=2"]
+    process = command("train", *own, *sizes, "data.cache=cache", "islands.count=2", cwd=home, paths=())
+    code, output = ended(process)
+    assert code == 0, output
+    summary = json.loads((home / "runs/run/summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("finished", 2)
+    weights = load_file(home / "runs/run/export/model.safetensors")
+    assert {name: list(weights[name].shape) for name, _ in manifest(home / "runs/run")["layout"]} == dict(
+        manifest(home / "runs/run")["layout"]
+    )
+    assert weights["embed.weight"].shape == (39, 32), "the vocabulary is that of the tokenizer"
+
+    code, output = ended(command("evaluate", "run", cwd=home, paths=()))
+    assert code == 0, output
+    assert json.loads(output)["loss"] == pytest.approx(summary["final_eval_loss"], abs=1e-6)
+
+    code, output = ended(command("generate", "run", "7 and 8", cwd=home, paths=()))
+    assert code != 0 and "RD-" in output and "Traceback" not in output
+
+
+def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place):
+    sample = {"export.enabled": True, "export.prompt": "3 plus 4 is ", "export.sample_tokens": 6}
+    run = place.train("exported", {"model": LLAMA} | sample)
+    assert run["export"] == "export" and run["sample"].startswith("3 plus 4 is ")
+
+    root = str(place.root / "runs")
+    code, output = ended(command("evaluate", "exported", "--root", root))
+    assert code == 0, output
+    measured = json.loads(output)
+    assert measured["round"] == 3 and measured["blocks"] == 8
+    assert measured["loss"] == pytest.approx(run["final_eval_loss"], abs=1e-6)
+
+    code, output = ended(command("generate", str(run.folder), "1 plus", "--tokens", "5"))
+    assert code == 0 and output.startswith("1 plus"), output
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run.export)
+    trained = anchor(run.folder, 3)
+    assert all(np.array_equal(trained[name], p.detach().numpy()) for name, p in model.named_parameters())
+    tokenizer = AutoTokenizer.from_pretrained(run.export)
+    assert tokenizer.decode(tokenizer.encode("8 plus 1 – ü")) == "8 plus 1 – ü"
+    config = place.config()
+    corpus = prepare(config.data, config.tokenizer)
+    blocks = torch.from_numpy(corpus.open().heldout(np.arange(8)))
+    with torch.no_grad():
+        assert float(model(input_ids=blocks, labels=blocks).loss) == pytest.approx(run["final_eval_loss"], abs=1e-5)
+
+
+def test_each_island_can_have_a_file_of_its_own_by_a_relative_path(home, place):
+    for island in ("no", "se"):
+        write_corpus(home / f"{island}.txt", 40, seed=len(island))
+    arguments = [f"{key}={value}" for key, value in place.common.items() if key == "data.cache"]
+    own = [f"islands.{island}.data.path={island}.txt" for island in ("no", "se")]
+    files = ["--config", str(HERE / "micro.yaml"), "data.path=no.txt", "islands.names=[no,se]", "run.rounds=1"]
+    code, output = ended(command("train", *files, *own, *arguments, cwd=home))
+    assert code == 0, output
+    summary = json.loads((home / "runs/run/summary.json").read_text())
+    assert [island["name"] for island in summary["islands"]] == ["no", "se"]
