@@ -16,6 +16,7 @@ import statistics
 import time
 
 import numpy as np
+import psutil
 import ray
 import torch
 
@@ -72,7 +73,7 @@ class BenchRank(Rank):
         from ray_diloco.outer.codec import codec_of
 
         self._codec = codec_of(codec)
-        self._job = SimpleNamespace(island=island, incarnation=0)
+        self._job = SimpleNamespace(settings=SimpleNamespace(island=island), island=island, incarnation=0)
 
     def move(self) -> float:
         self._inner.theta.sub_(STEP)
@@ -123,14 +124,30 @@ BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups={"control": 1, "wri
 GlooActor = actor(GlooPeer, num_cpus=0)
 
 
+async def _nothing(island: str) -> None:
+    return None
+
+
+def private_bytes() -> int:
+    """Memory that only anchor shards and this process (the driver's part) have."""
+    shards = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::Shard")]
+    return sum(p.memory_full_info().uss for p in [*shards, psutil.Process()])
+
+
 async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: list, shards: int) -> tuple[list, list]:
     """Interleaved rounds of ours and the peer; seconds of each."""
     names = [f"i{k}" for k in range(islands)]
     anchor = RayAnchor(
-        AnchorSettings({"kind": "nesterov", "lr": 0.7, "momentum": 0.9}, codec, 1, shards, islands, 300.0)
+        AnchorSettings(
+            {"kind": "nesterov", "lr": 0.7, "momentum": 0.9},
+            codec_down=codec,
+            shards=shards,
+            islands=islands,
+            deadline_s=300.0,
+        )
     )
     await anchor.start(layout, [ray.get_runtime_context().get_node_id()], None, "")
-    settings = FleetSettings("", False, DeadlinesConfig(), lambda: None)
+    settings = FleetSettings("", False, DeadlinesConfig(), lambda: None, _nothing)
     ranks = [BenchActor.remote(layout, name, codec) for name in names]
     fleet = [RayIsland(name, 0, [rank], None, settings) for name, rank in zip(names, ranks, strict=True)]
     for island, rank in zip(fleet, ranks, strict=True):
@@ -163,6 +180,7 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
                 got = ray.get(ranks[0].move.remote()) + STEP
                 np.testing.assert_allclose(got, values[0], rtol=1e-5)
                 ray.get([rank.adopt.remote([0], *(p.handle for p in prepared.update.pieces)) for rank in ranks])
+    print(f"  anchor shards and driver: {private_bytes() / layout.numel:.1f} private bytes per parameter", flush=True)
     for rank in [*ranks, *anchor._shards]:
         ray.kill(rank)
     return mine[1:], peers[1:]
