@@ -271,10 +271,13 @@ def _drive(
     from ray_diloco.cluster.driver import DriverActor, Job
     from ray_diloco.cluster.imports import own_folders
     from ray_diloco.cluster.session import ray_session
+    from ray_diloco.cluster.storage import shared_storage, take_back
 
     config = composed.config
     with ray_session(config, cpus_needed(config)):
-        job = Job(_for_any_folder(config), config_yaml(composed), corpora, heldout, own_folders())
+        config = _for_any_folder(config)
+        storage = shared_storage(config.run.storage or str(_directory(config).path))
+        job = Job(config, config_yaml(composed), corpora, heldout, storage, own_folders())
         # The run directory is here.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         try:
@@ -290,6 +293,7 @@ def _drive(
         finally:
             # On a Ray that lives on, its name is free for the next run at once, and nothing of it stays.
             ray.kill(driver)
+            take_back(storage)
 
 
 def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:

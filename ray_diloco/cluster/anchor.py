@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.shard import ShardActor, ShardSettings
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, CommittedError, SyncError
 from ray_diloco.outer.layout import Layout, Ranges
 from ray_diloco.rounds.ports import ContributionRefused, Offer, Piece, Prepared, Update
@@ -57,7 +58,7 @@ class RayAnchor:
         """Starts the shards that are needed in any case, for a cluster where it does not matter on which node."""
         self._shards = [ShardActor.remote(k) for k in range(max(1, self.settings.shards))]
 
-    async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, url: str) -> None:
+    async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, storage: Storage) -> None:
         """Starts the shards for a model, on the nodes given, with the state of a commit if there is one.
 
         Called for every island that comes up; the first call does the work, the others compare layouts.
@@ -91,7 +92,7 @@ class RayAnchor:
             ]
             calls = [shard.build.remote(shared) for shard in self._shards]
             if manifest is not None:
-                calls += [shard.load.remote(url, manifest) for shard in self._shards]
+                calls += [shard.load.remote(storage, manifest) for shard in self._shards]
             try:
                 await answers(calls, "starting the anchor", self.settings.deadline_s)
             except ActorFailed as failed:
@@ -161,9 +162,9 @@ class RayAnchor:
             updates.append(Update(fragment, stats[0].version, pieces))
         return updates
 
-    def save(self, url: str, round_: int) -> Awaitable[list[FileEntry]]:
+    def save(self, storage: Storage, round_: int) -> Awaitable[list[FileEntry]]:
         """Starts writing the committed state of all shards; the awaitable yields file entries when it is durable."""
-        started = [shard.save.remote(url, round_) for shard in self._shards]
+        started = [shard.save.remote(storage, round_) for shard in self._shards]
         return self._saved(started, round_)
 
     async def _saved(self, started: Sequence[Any], round_: int) -> list[FileEntry]:

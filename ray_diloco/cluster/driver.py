@@ -30,6 +30,7 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.placement import check_feasible, nodes
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
@@ -52,6 +53,7 @@ class Job:
     config_yaml: str
     corpora: Mapping[str, Corpus]
     heldout: Corpus
+    storage: Storage
     folders: tuple[str, ...] = ()
 
 
@@ -75,11 +77,13 @@ class Driver:
         directory = RunDirectory(Path(config.run.root), config.run.name)
         lock = directory.lock()
         try:
-            store = CheckpointStore(config.run.storage or str(directory.path))
-            manifest, warnings = await asyncio.to_thread(_survey, store, config)
+            storage = self._job.storage
+            manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config)
+            if storage.keeper is not None:
+                warnings.append(f"{storage.url} is memory: the commits end with the process that started this run")
             directory.config.write_text(self._job.config_yaml, encoding="utf-8")
             with open_books(config, directory, manifest, warnings) as books:
-                return await self._run(books, store)
+                return await self._run(books, storage)
         finally:
             lock.release()
 
@@ -114,14 +118,14 @@ class Driver:
             self._status = "stopping"
             self._loop.stop()
 
-    async def _run(self, books: Books, store: CheckpointStore) -> Summary:
+    async def _run(self, books: Books, storage: Storage) -> Summary:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
         anchor = RayAnchor(anchor_settings(config))
         journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id})
-        durable = RayStore(store, books.manifest, anchor, journal, settings)
+        durable = RayStore(storage, books.manifest, anchor, journal, settings)
         ending = await self._sail(books, anchor, durable, journal)
         self._status = ending.status
         facts = {
@@ -131,7 +135,7 @@ class Driver:
             "version": environment["versions"]["ray_diloco"],
         }
         wall_s = time.monotonic() - self._started
-        summary = await close_books(books, ending, store, durable.newest, wall_s, facts)
+        summary = await close_books(books, ending, durable.store, durable.newest, wall_s, facts)
         if ending.failure is not None:
             raise ending.failure
         return summary
@@ -148,7 +152,7 @@ class Driver:
                 anchor,
                 journal,
                 FleetSettings(
-                    durable.store.url,
+                    durable.storage,
                     config.checkpoint.inner,
                     config.deadlines,
                     lambda: durable.newest,

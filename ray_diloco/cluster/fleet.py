@@ -21,6 +21,7 @@ from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.placement import Bundle, reserve
 from ray_diloco.cluster.rank import Progress, RankActor, RankJob
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError, InfeasibleError
 from ray_diloco.inner.environment import rank_environment
@@ -45,13 +46,13 @@ class FleetSettings:
     """What islands have in common.
 
     Attributes:
-      url: storage of commits.
+      storage: where commits go.
       save_inner: whether inner states are part of commits.
       newest: gives the newest durable commit.
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
     """
 
-    url: str
+    storage: Storage
     save_inner: bool
     deadlines: DeadlinesConfig
     newest: Callable[[], Manifest | None]
@@ -111,13 +112,13 @@ class RayIsland:
             return _nothing()
         deadline = settings.deadlines.exchange_s
         await self._call(
-            [rank.save.remote(settings.url, round_) for rank in self._ranks], "copying inner state", deadline
+            [rank.save.remote(settings.storage, round_) for rank in self._ranks], "copying inner state", deadline
         )
         return self._saved(round_, deadline)
 
     async def restore(self, manifest: Manifest) -> None:
         """Takes up the inner state of a commit.  Raises ActorFailed or DilocoError if it does not fit."""
-        calls = [rank.restore.remote(self._settings.url, manifest) for rank in self._ranks]
+        calls = [rank.restore.remote(self._settings.storage, manifest) for rank in self._ranks]
         await answers(calls, f"restoring the inner state of {self.name}", self._settings.deadlines.exchange_s)
 
     async def reset(self) -> None:
@@ -134,7 +135,8 @@ class RayIsland:
             [rank.build.remote(host, port) for rank in self._ranks], "building the model", deadlines.launch_s
         )
         self.region = built[0].region
-        await anchor.start(built[0].layout, [b.node_id for b in built], self._settings.newest(), self._settings.url)
+        node_ids = [b.node_id for b in built]
+        await anchor.start(built[0].layout, node_ids, self._settings.newest(), self._settings.storage)
         self._shards = anchor.count
         connected = [rank.connect.remote(anchor.count, anchor.fragments) for rank in self._ranks]
         await self._call(connected, "connecting to the anchor", deadlines.exchange_s)

@@ -19,6 +19,7 @@ import ray
 
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.imports import add_folders
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, shard_ranges, total
 from ray_diloco.rounds.ports import Report
@@ -201,20 +202,19 @@ class Rank:
         numbers = np.asarray(blocks, dtype=np.int64)
         return self._inner.evaluate(self._heldout.heldout(numbers))
 
-    def save(self, url: str, round_: int) -> None:
+    def save(self, storage: Storage, round_: int) -> None:
         """Copies the inner state and starts writing it."""
-        self._writes[round_] = self._writer.submit(self._write, url, round_, self._inner.inner_state())
+        self._writes[round_] = self._writer.submit(self._write, storage, round_, self._inner.inner_state())
 
     @ray.method(concurrency_group="writing")
     def saved(self, round_: int, deadline_s: float) -> list[FileEntry]:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(deadline_s)
 
-    def restore(self, url: str, manifest: Manifest) -> None:
+    def restore(self, storage: Storage, manifest: Manifest) -> None:
         """Takes over the inner state that a commit holds of this island."""
-        from ray_diloco.checkpoint.store import CheckpointStore
 
-        pieces = CheckpointStore(url).load(manifest, kind="inner", island=self._job.settings.island)
+        pieces = storage.open().load(manifest, kind="inner", island=self._job.settings.island)
         self._inner.load_inner_state(dict(pieces))
 
     def reset(self) -> None:
@@ -228,13 +228,12 @@ class Rank:
         # Read here and not after each step: reading waits for the device, and training need not.
         return Progress(self._beats, step, steps, float(loss), tokens_per_s)
 
-    def _write(self, url: str, round_: int, pieces: dict[str, np.ndarray]) -> list[FileEntry]:
+    def _write(self, storage: Storage, round_: int, pieces: dict[str, np.ndarray]) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import inner_filename
-        from ray_diloco.checkpoint.store import CheckpointStore
 
         island = self._job.settings.island
         name = inner_filename(island, self._rank)
-        return [CheckpointStore(url).write_tensors(round_, name, pieces, kind="inner", island=island)]
+        return [storage.open().write_tensors(round_, name, pieces, kind="inner", island=island)]
 
 
 def _open(corpus: Corpus, data: DataConfig, job: RankJob) -> Blocks:

@@ -16,6 +16,7 @@ import numpy as np
 import ray
 
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.outer.layout import Layout, Ranges, shard_ranges
 
 if TYPE_CHECKING:
@@ -84,11 +85,10 @@ class Shard:
         """Sets version 0."""
         self._shard.found(payloads)
 
-    def load(self, url: str, manifest: Manifest) -> None:
+    def load(self, storage: Storage, manifest: Manifest) -> None:
         """Takes over anchor and outer state from a commit."""
-        from ray_diloco.checkpoint.store import CheckpointStore
 
-        store = CheckpointStore(url)
+        store = storage.open()
         names = [t.name for t in self._settings.layout.tensors if t.name in self._shard.tensors()]
         anchor = dict(store.load(manifest, names))
         state = {key: dict(self._outer(store, manifest, key, names)) for key in self._state_names}
@@ -131,11 +131,11 @@ class Shard:
         payload = self._shard.payload(fragment)
         return ShardStats(self._shard.versions[fragment], payload.nbytes), payload
 
-    def save(self, url: str, round_: int) -> None:
+    def save(self, storage: Storage, round_: int) -> None:
         """Starts writing the committed state as part of the commit of `round_`."""
         anchor = self._shard.tensors()
         state = {key: self._shard.state_tensors(key) for key in self._state_names}
-        write = self._writer.submit(self._write, url, round_, anchor, state)
+        write = self._writer.submit(self._write, storage, round_, anchor, state)
         self._writes[round_] = write
         self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
 
@@ -145,12 +145,15 @@ class Shard:
         return self._writes.pop(round_).result(WRITE_DEADLINE_S)
 
     def _write(
-        self, url: str, round_: int, anchor: Mapping[str, np.ndarray], state: Mapping[str, Mapping[str, np.ndarray]]
+        self,
+        storage: Storage,
+        round_: int,
+        anchor: Mapping[str, np.ndarray],
+        state: Mapping[str, Mapping[str, np.ndarray]],
     ) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import anchor_filename, outer_filename
-        from ray_diloco.checkpoint.store import CheckpointStore
 
-        store, k, n = CheckpointStore(url), self._index, self._settings.shards
+        store, k, n = storage.open(), self._index, self._settings.shards
         outer = {f"{key}.{name}": array for key, arrays in state.items() for name, array in arrays.items()}
         return [
             store.write_tensors(round_, anchor_filename(k, n), anchor, kind="anchor"),

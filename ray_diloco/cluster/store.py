@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
-from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import CheckpointError, DilocoError
 from ray_diloco.rounds.ports import Journal, Snapshot
 
@@ -43,13 +43,13 @@ class RayStore:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        storage: Storage,
         newest: Manifest | None,
         anchor: RayAnchor,
         journal: Journal,
         settings: StoreSettings,
     ) -> None:
-        self.store, self.newest = store, newest
+        self.storage, self.store, self.newest = storage, storage.open(), newest
         self._anchor, self._journal, self._settings = anchor, journal, settings
         self._turn = asyncio.Lock()
         # The newest round that holds inner state of each island; it is kept as long as no newer one does.
@@ -60,7 +60,7 @@ class RayStore:
     ) -> None:
         """Makes a committed round durable; see `rounds.ports.Store`."""
         began = time.monotonic()
-        written = self._anchor.save(self.store.url, snapshot.round)
+        written = self._anchor.save(self.storage, snapshot.round)
         async with self._turn:
             try:
                 files = await written

@@ -1,0 +1,54 @@
+"""Commits elsewhere than in the run directory: file:// on disk, memory:// in the process that starts the run."""
+
+import fsspec
+import pytest
+import ray
+from cluster_runs import events, lines, seen, when
+
+from ray_diloco.checkpoint.store import CheckpointStore
+
+pytestmark = pytest.mark.cluster
+
+LONG = {"run.rounds": 40, "trace.contributions": False, "evaluate.every": 0}
+
+
+@pytest.fixture(scope="module")
+def straight(place):
+    return place.train("at-home", LONG)
+
+
+def stopped_and_continued(place, name, storage):
+    def stop():
+        ray.get(ray.get_actor(name).stop.remote())
+
+    settings = LONG | {"run.storage": storage}
+    with when(place.folder(name), seen("round_committed", 3), stop):
+        part = place.train(name, settings)
+    assert part["status"] == "stopped"
+    assert CheckpointStore(storage).newest().round == part["rounds"]
+    return place.train(name, settings)
+
+
+def assert_went_on(place, name, storage, summary, straight):
+    assert (summary["status"], summary["anchor_digest"]) == ("finished", straight["anchor_digest"])
+    assert not (place.folder(name) / "checkpoints").exists()
+    assert len(events(place.folder(name), "run_resumed")) == 1
+    assert CheckpointStore(storage).newest(full=True).round == 40
+    commits = [line for line in lines(place.folder(name) / "metrics.jsonl") if line["kind"] == "commit"]
+    assert [line["round"] for line in commits] == list(range(1, 41))
+
+
+def test_a_file_url_holds_the_commits_and_a_run_goes_on_from_them(place, straight):
+    storage = f"file://{place.root}/elsewhere"
+    summary = stopped_and_continued(place, "in-files", storage)
+    assert_went_on(place, "in-files", storage, summary, straight)
+    assert not events(place.folder("in-files"), "warning")
+
+
+def test_memory_holds_the_commits_for_as_long_as_this_process_lives(place, straight):
+    storage = "memory://of-a-test/run"
+    summary = stopped_and_continued(place, "in-memory", storage)
+    assert_went_on(place, "in-memory", storage, summary, straight)
+    assert any("manifest.json" in path for path in fsspec.filesystem("memory").find("of-a-test/run"))
+    (first, again) = events(place.folder("in-memory"), "warning")
+    assert "memory" in first["text"] and again["text"] == first["text"]
