@@ -37,6 +37,8 @@ from ray_diloco.rounds.position import Claim, Position
 from ray_diloco.rounds.rendezvous import Rendezvous
 from ray_diloco.rounds.rules import Rules
 
+Weighed = Sequence[tuple[Offer, float]]
+
 
 class Run:
     """One run over its ports.  `await run()` returns "finished" or "stopped", or raises what ended it.
@@ -67,7 +69,7 @@ class Run:
         self._concluding: dict[Due, asyncio.Task[None]] = {}
         self._commits = Commits(store, position.round, self._written)
         self._evaluations: dict[int, Evaluation] = {}
-        self._failures = 0
+        self._failures, self._refusal = 0, ""
         self._resumed = position.round
         self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
         self._passed: dict[int, int] = {}
@@ -207,6 +209,9 @@ class Run:
             reason = "no inner step was taken" if emission.finite else "the pseudo-gradient is not finite"
             self._refuse(due, member.name, reason)
             rendezvous.refuse(member.name)
+            if not emission.finite:
+                # Nor are its moments.  The next incarnation takes up those of the last commit.
+                raise IslandLost(reason)
         elif not rendezvous.offer(
             Offer(member.name, member.incarnation, due.fragment, base, steps, tokens, timing.loss, emission)
         ):
@@ -284,7 +289,8 @@ class Run:
         self._journal.event("round_closed", round=due.round, fragment=due.fragment, islands=islands, absent=absent)
         prepared, weighed = await self._prepare(due, offers)
         if prepared is None:
-            self._failure(f"round {due.round} of fragment {due.fragment} had no contribution that could be merged")
+            what = f"round {due.round} of fragment {due.fragment} had no contribution that could be merged"
+            self._failure(f"{what}; {self._refusal}" if self._refusal else what)
             self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
             self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
             return
@@ -298,19 +304,14 @@ class Run:
         await told
 
     async def _tell(
-        self,
-        due: Due,
-        prepared: Prepared,
-        weighed: Sequence[tuple[Offer, float]],
-        swap: asyncio.Future[None],
-        started: float,
+        self, due: Due, prepared: Prepared, weighed: Weighed, swap: asyncio.Future[None], started: float
     ) -> None:
         """Writes down a commit once the keepers have swapped."""
         await swap
         self._journal.committed(due.round, prepared, _now() - started, weighed)
         await self._journal.trace(due.round, prepared, weighed)
 
-    async def _prepare(self, due: Due, offers: Sequence[Offer]) -> tuple[Prepared | None, list[tuple[Offer, float]]]:
+    async def _prepare(self, due: Due, offers: Sequence[Offer]) -> tuple[Prepared | None, Weighed]:
         """Prepares a round, leaving out contributions that turn out to be unusable, one by one."""
         left = list(offers)
         while left:
@@ -334,6 +335,7 @@ class Run:
             del self._rounds[old]
 
     def _refuse(self, due: Due, island: str, reason: str) -> None:
+        self._refusal = f"that of {island} was refused: {reason}"
         self.position.refuse(due, island)
         self._journal.event(
             "contribution_rejected", island=island, round=due.round, fragment=due.fragment, reason=reason

@@ -74,6 +74,25 @@ def test_a_contribution_that_is_not_finite_is_refused_and_its_blocks_are_issued_
     assert_books_close(world)
 
 
+def test_an_island_that_overflowed_is_replaced_and_its_state_is_in_no_commit():
+    world = World(overflows={("i1", 0, 2)})
+    assert world.run() == "finished"
+    reason = "the pseudo-gradient is not finite"
+    assert [f["reason"] for f in world.kinds("contribution_rejected")] == [reason]
+    assert [(f["island"], f["reason"]) for f in world.kinds("island_lost")] == [("i1", reason)]
+    islands = [f["islands"] for f in world.kinds("round_committed")]
+    assert islands[:2] + islands[-1:] == [["i0", "i1"], ["i0"], ["i0", "i1"]]
+    assert [sorted(name for name, files in entries.items() if files) for *_, entries in world.manifests][1] == ["i0"]
+    np.testing.assert_array_equal(world.anchors, replay(world))
+    assert_books_close(world)
+
+
+def test_a_run_that_diverges_everywhere_fails_with_that_reason():
+    always = {(name, k, r) for name in ("i0", "i1") for k in range(20) for r in range(1, 30)}
+    with pytest.raises(SyncError, match="not finite"):
+        World(overflows=always, rounds=29).run()
+
+
 def test_a_round_without_any_usable_contribution_is_void():
     world = World(refuse={("i0", 2): "bad", ("i1", 2): "bad"}, max_losses=3, rounds=3)
     with pytest.raises(SyncError, match="RD-490"):

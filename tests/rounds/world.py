@@ -52,6 +52,7 @@ class World:
     evaluate_every: int = 0
     heldout: tuple[int, ...] = ()
     faults: dict = field(default_factory=dict)
+    overflows: set = field(default_factory=set)
     refuse: dict = field(default_factory=dict)
     launch_s: float = 1.0
     write_s: float = 0.5
@@ -198,6 +199,8 @@ class SimIsland:
     async def emit(self, fragment, base_version, round_):
         self.world.fault(self.name, self.incarnation, "emit", round_)
         delta = self.base - self.theta
+        if (self.name, self.incarnation, round_) in self.world.overflows:
+            delta = delta * np.inf
         return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()))
 
     async def adopt(self, updates):
