@@ -19,9 +19,9 @@ import torch
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.layout import Range, Ranges, subtract, total
 
-# Elements of one step of a pass, and of one digest in a payload.  1 MiB of fp32: what a pass touches of a chunk stays in
-# the shared cache, and the fixed cost of its dozen calls into torch (about 45 µs) is small beside the work on it.  Half
-# of it costs 5 to 18 % more time, twice as much gains nothing (tests/bench/bench_outer_shard.py).
+# Elements of one step of a pass, and of one digest in a payload.  1 MiB of fp32: what a pass touches of a chunk stays
+# in the shared cache, and the fixed cost of its dozen calls into torch (about 45 µs) is small beside the work on it.
+# Half of it costs up to 18 % more time, twice as much gains nothing (tests/bench/bench_outer_shard.py).
 CHUNK = 262144
 
 Source = TypeVar("Source")
