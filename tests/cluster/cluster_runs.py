@@ -201,15 +201,25 @@ def equal(a, b):
     return a.keys() == b.keys() and all(np.array_equal(a[n].view(np.uint32), b[n].view(np.uint32)) for n in a)
 
 
+def actor_processes(kind):
+    """Living processes of the actors of a class: `Rank`, `Shard`, `Driver`; Ray writes it into their titles."""
+    found = []
+    # Of this process' own Ray alone: somebody else's run on this machine is not ours to end.
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if f"ray::{kind}" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def rank_processes(world):
     """Processes of the ranks of islands with so many ranks, by rank."""
     found = {}
-    for process in psutil.process_iter(["name", "cmdline"]):
+    for process in actor_processes("Rank"):
         with contextlib.suppress(psutil.Error):
-            if "ray::Rank" in " ".join(process.info["cmdline"] or [process.info["name"]]):
-                variables = process.environ()
-                if variables.get("WORLD_SIZE") == str(world):
-                    found[int(variables["RANK"])] = process
+            variables = process.environ()
+            if variables.get("WORLD_SIZE") == str(world):
+                found[int(variables["RANK"])] = process
     return found
 
 
