@@ -1,22 +1,22 @@
 """The DeepSpeed engine of a rank: ZeRO stage 0 to 3, fp32 or bf16, with a torch optimiser.
 
-What was measured decides the settings (../shared/ray-and-deepspeed.md Part 2): fused AdamW is the fastest at every
-stage; bf16 at stage 1 with fp32 accumulation is within a few percent of a plain loop; `round_robin_gradients` breaks
-the map from parameters to master weights and is never used.  At stage 0 the gradient norm is ours, because DeepSpeed's
-own takes one pass and one all-reduce more and does not say the norm.
+What was measured decides the settings (../shared/ray-and-deepspeed.md Part 2): bf16 at stage 1 with fp32 accumulation
+is within a few percent of a plain loop; `round_robin_gradients` breaks the map from parameters to master weights and is
+never used.  At stage 0 the gradient norm is ours, because DeepSpeed's own takes one pass and one all-reduce more and
+does not say the norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ray_diloco.config.check import check_inner
-from ray_diloco.config.schema import InnerConfig, InnerOptimizerConfig
+from ray_diloco.config.schema import InnerConfig
 from ray_diloco.inner.model import parameter_count
+from ray_diloco.inner.optimizer import OPTIMIZERS, parameter_groups
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -42,7 +42,8 @@ def build_engine(model: nn.Module, inner: InnerConfig, *, compile_model: bool = 
 
     # It prints a dozen lines and collects garbage for a second, whatever the log level.
     deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-    optimizer = OPTIMIZERS[inner.optimizer.name](parameter_groups(model, inner), inner.lr, inner.optimizer)
+    kind = OPTIMIZERS[inner.optimizer.name]
+    optimizer = kind.build(parameter_groups(model, inner), inner.lr, inner.optimizer)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
@@ -81,19 +82,6 @@ def deepspeed_config(inner: InnerConfig, parameters: int) -> dict[str, Any]:
     return config
 
 
-def parameter_groups(model: nn.Module, inner: InnerConfig) -> list[dict[str, Any]]:
-    """Two groups: weight decay on tensors of two or more dimensions, none on norms and biases.
-
-    The decay is decoupled in AdamW (1711.05101) and added to the gradient in SGD, as torch has them.
-    """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": inner.optimizer.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
 def set_learning_rate(engine: DeepSpeedEngine, lr: float) -> None:
     """Sets the rate of the next step in all groups."""
     for group in engine.basic_optimizer.param_groups:
@@ -106,17 +94,3 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     if limit > 0:
         return torch.nn.utils.clip_grad_norm_(gradients, limit)
     return torch.nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
-
-
-def _adamw(groups: list[dict[str, Any]], lr: float, config: InnerOptimizerConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-
-
-def _sgd(groups: list[dict[str, Any]], lr: float, config: InnerOptimizerConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
-
-
-OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float, InnerOptimizerConfig], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-}

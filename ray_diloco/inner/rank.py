@@ -27,6 +27,7 @@ from ray_diloco.inner.engine import build_engine, clip_gradients, set_learning_r
 from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
 from ray_diloco.inner.noise import seed_step
+from ray_diloco.inner.optimizer import OPTIMIZERS
 from ray_diloco.inner.schedule import learning_rate_factor
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.inner.slices import commit_writes, emitted_ranges, find_homes, layout_of_model, slices_of
@@ -99,7 +100,8 @@ class InnerRank:
         self._control = dist.new_group(backend="gloo") if settings.world > 1 else None
         group.limit_waits(settings.timeout_s)
         self._homes = find_homes(self._engine, self.layout, self._stage)
-        self._state_names = state.state_names(settings.inner.optimizer)
+        optimizer = settings.inner.optimizer
+        self._state_names = OPTIMIZERS[optimizer.name].state_names(optimizer)
         self.slices: tuple[Slice, ...] = slices_of(self._homes)
         self.emits: Ranges = emitted_ranges(self._homes, self.layout, self._stage, settings.rank, settings.world)
         if initial:

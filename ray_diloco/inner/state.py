@@ -14,19 +14,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from ray_diloco.config.schema import InnerOptimizerConfig
 from ray_diloco.errors import InnerError
 from ray_diloco.inner.slices import Home
 from ray_diloco.outer.layout import Range, Ranges, intersect, overlaps
 
 STEP = "step"
-
-
-def state_names(config: InnerOptimizerConfig) -> tuple[str, ...]:
-    """Names of the tensors that the optimiser keeps per parameter, as torch calls them."""
-    if config.name == "adamw":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if config.momentum > 0 else ()
 
 
 def read_state(

@@ -7,7 +7,7 @@ import pytest
 from ray_diloco.config.check import ALLOWED
 from ray_diloco.data.sources import SOURCES
 from ray_diloco.export import DTYPES
-from ray_diloco.inner.engine import OPTIMIZERS as INNER_OPTIMIZERS
+from ray_diloco.inner.optimizer import OPTIMIZERS as INNER_OPTIMIZERS
 from ray_diloco.inner.schedule import SCHEDULES
 from ray_diloco.outer.codec import CODECS
 from ray_diloco.outer.optimizer import OPTIMIZERS as OUTER_OPTIMIZERS

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from ray_diloco.config.schema import InnerOptimizerConfig
 from ray_diloco.errors import InnerError
 from ray_diloco.inner.slices import Home
-from ray_diloco.inner.state import read_state, reset_state, state_names, write_state
+from ray_diloco.inner.state import read_state, reset_state, write_state
 from ray_diloco.outer.layout import Range, layout_of
 
 LAYOUT = layout_of([("a", (2, 3)), ("b|odd", (4,))])
@@ -91,9 +90,3 @@ def test_no_pieces_are_the_state_of_an_optimiser_that_has_not_stepped():
     write_state(optimizer, homes, NAMES, {})
     assert float(optimizer.state[flat]["exp_avg"].abs().sum()) == 0.0
     assert int(optimizer.state[flat]["step"]) == 0
-
-
-def test_sgd_keeps_a_buffer_only_with_momentum():
-    assert state_names(InnerOptimizerConfig(name="sgd")) == ()
-    assert state_names(InnerOptimizerConfig(name="sgd", momentum=0.9)) == ("momentum_buffer",)
-    assert state_names(InnerOptimizerConfig()) == NAMES
