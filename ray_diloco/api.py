@@ -270,6 +270,7 @@ def _drive(
     from ray_diloco.cluster.build import cpus_needed
     from ray_diloco.cluster.driver import DriverActor, Job
     from ray_diloco.cluster.imports import own_folders
+    from ray_diloco.cluster.placement import release
     from ray_diloco.cluster.session import ray_session
     from ray_diloco.cluster.storage import shared_storage, take_back
 
@@ -293,6 +294,7 @@ def _drive(
         finally:
             # On a Ray that lives on, its name is free for the next run at once, and nothing of it stays.
             ray.kill(driver)
+            release(config.run.name)
             take_back(storage)
 
 

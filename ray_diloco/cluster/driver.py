@@ -152,6 +152,7 @@ class Driver:
                 anchor,
                 journal,
                 FleetSettings(
+                    config.run.name,
                     durable.storage,
                     config.checkpoint.inner,
                     config.deadlines,

@@ -46,12 +46,14 @@ class FleetSettings:
     """What islands have in common.
 
     Attributes:
+      run: name of the run.
       storage: where commits go.
       save_inner: whether inner states are part of commits.
       newest: gives the newest durable commit.
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
     """
 
+    run: str
     storage: Storage
     save_inner: bool
     deadlines: DeadlinesConfig
@@ -216,9 +218,9 @@ class RayFleet:
 
     async def launch(self, name: str, incarnation: int) -> RayIsland:
         """Starts an island from nothing to a rank that could train."""
-        spec = self._specs[name]
+        spec, settings = self._specs[name], self._settings
         try:
-            group = await reserve(f"island {name}", spec.bundles, self._settings.deadlines.placement_s)
+            group = await reserve(settings.run, name, incarnation, spec.bundles, settings.deadlines.placement_s)
         except InfeasibleError as error:
             if incarnation == 0:
                 raise

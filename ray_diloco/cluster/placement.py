@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from ray_diloco.cluster.calls import ActorFailed, answer
 from ray_diloco.errors import InfeasibleError
@@ -48,13 +54,18 @@ def check_feasible(islands: Mapping[str, Sequence[Bundle]]) -> None:
             room[key] -= value
 
 
-async def reserve(name: str, bundles: Sequence[Bundle], deadline_s: float) -> PlacementGroup:
-    """Reserves room for one island.
+async def reserve(
+    run: str, island: str, incarnation: int, bundles: Sequence[Bundle], deadline_s: float
+) -> PlacementGroup:
+    """Reserves room for one island of a run; names of groups are unique on a cluster.
 
     Raises:
       InfeasibleError: RD-211, there was no room within `deadline_s` seconds.
     """
-    group: PlacementGroup = placement_group(list(bundles), strategy="PACK", name=name)
+    name = f"island {island}"
+    group: PlacementGroup = placement_group(
+        list(bundles), strategy="PACK", name=f"{_prefix(run)}{name}, incarnation {incarnation}"
+    )
     try:
         await answer(group.ready(), f"the placement of {name}", deadline_s)
     except (ActorFailed, asyncio.CancelledError) as error:
@@ -67,6 +78,17 @@ async def reserve(name: str, bundles: Sequence[Bundle], deadline_s: float) -> Pl
             "wait until other work on the cluster ends, ask for less, or raise deadlines.placement_s",
         ) from None
     return group
+
+
+def release(run: str) -> None:
+    """Gives back whatever a run still holds: Ray keeps the room of a driver that died until its caller ends too."""
+    for group in placement_group_table().values():
+        if group["name"].startswith(_prefix(run)) and group["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(group["name"]))
+
+
+def _prefix(run: str) -> str:
+    return f"run {run}: "
 
 
 def _table(bundles: Sequence[Bundle], alive: Sequence[Mapping[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """Models, data and tokenizers of a user, as ranks import them; the ones that fail do so in a way that a user can."""
 
+import contextlib
 import types
 from pathlib import Path
 
@@ -35,6 +36,26 @@ def mixer(config, vocab_size):
 
 def wide_mixer(config, vocab_size):
     return Mixer(vocab_size, width=48)
+
+
+class OverflowsOnce(Mixer):
+    """Has one infinite loss in all processes together, when `flag` is made; training takes it for a number."""
+
+    def __init__(self, vocab_size, flag):
+        super().__init__(vocab_size)
+        self._flag = Path(flag)
+
+    def forward(self, input_ids, labels):
+        output = super().forward(input_ids, labels)
+        if self.training and self._flag.exists():
+            with contextlib.suppress(FileNotFoundError):
+                self._flag.unlink()
+                output.loss = output.loss * float("inf")
+        return output
+
+
+def overflows_once(config, vocab_size):
+    return OverflowsOnce(vocab_size, config.config["flag"])
 
 
 def no_model(config, vocab_size):

@@ -7,6 +7,7 @@ import pytest
 from ray_diloco.cluster import fleet
 from ray_diloco.cluster.calls import ActorFailed
 from ray_diloco.cluster.fleet import FleetSettings, RayIsland
+from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import InnerError, MeetingError, SyncError
 from ray_diloco.rounds.ports import IslandLost
@@ -17,7 +18,7 @@ def adopt_with(error, monkeypatch):
         raise error
 
     monkeypatch.setattr(fleet, "answers", answers)
-    settings = FleetSettings("nowhere", False, DeadlinesConfig(), lambda: None, None)
+    settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(), lambda: None, None)
     asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([]))
 
 
