@@ -27,7 +27,7 @@ def test_runs_with_islands_of_the_same_name_live_side_by_side(cluster):
 
 
 def test_a_reservation_that_is_given_up_leaves_nothing(cluster):
-    with pytest.raises(InfeasibleError, match="island i1 found no room within 0.5 s"):
+    with pytest.raises(InfeasibleError, match=r"island i1 found no room within 0\.5 s"):
         asyncio.run(reserve("greedy", "i1", 0, [{"CPU": 9.0}], 0.5))
     assert {group["state"] for group in placement_group_table().values() if "greedy" in group["name"]} == {"REMOVED"}
 
