@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-# Keep large temporaries in the heap between steps: no page faults for each of them.
+# Keep large temporaries in the heap between steps: no page faults for each of them; buffers of rounds in huge pages.
 _MALLOC = {
+    "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_THRESHOLD_": str(8 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
