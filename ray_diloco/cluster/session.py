@@ -7,6 +7,7 @@ Its workers run at normal priority (`RAY_worker_niceness`; Ray's default slows t
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -102,7 +103,7 @@ def _start(config: Config, cpus: float) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, -int(-cpus // 1)),
+            num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, math.ceil(cpus)),
             namespace=NAMESPACE,
             include_dashboard=False,
             # Nothing of a local run listens where other machines could reach it.
