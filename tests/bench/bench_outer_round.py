@@ -147,7 +147,7 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
         )
     )
     await anchor.start(layout, [ray.get_runtime_context().get_node_id()], None, "")
-    settings = FleetSettings("", False, DeadlinesConfig(), lambda: None, _nothing)
+    settings = FleetSettings("", None, False, DeadlinesConfig(), lambda: None, _nothing)
     ranks = [BenchActor.remote(layout, name, codec) for name in names]
     fleet = [RayIsland(name, 0, [rank], None, settings) for name, rank in zip(names, ranks, strict=True)]
     for island, rank in zip(fleet, ranks, strict=True):
