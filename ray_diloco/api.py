@@ -345,7 +345,7 @@ def _show(driver: Any, display: Display) -> None:
 
 
 def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
-    """What a finished or stopped run leaves: export, sample, report, and a summary that names them."""
+    """What a finished or stopped run leaves: export and sample, and a summary and report that have them."""
     from ray_diloco.observe.report import write_report
     from ray_diloco.observe.summary import write_summary
 
@@ -366,7 +366,6 @@ def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
 
             sample = continue_text(directory.export, config.export.prompt, config.export.sample_tokens)
             summary = replace(summary, sample=sample)
-    summary = replace(summary, report=directory.report.name)
     write_summary(directory.summary, summary)
     write_report(directory.path)
     return summary

@@ -21,6 +21,7 @@ from ray_diloco.errors import CheckpointError, DilocoError
 from ray_diloco.observe.events import EventLog
 from ray_diloco.observe.lines import read_lines
 from ray_diloco.observe.metrics import MetricsLog
+from ray_diloco.observe.report import write_report
 from ray_diloco.observe.summary import IslandSummary, Status, Summary, summarise, write_summary
 from ray_diloco.observe.wandb_mirror import Mode, WandbMirror, mirror_metrics
 from ray_diloco.rounds.position import Position
@@ -115,7 +116,9 @@ async def close_books(
     wall_s: float,
     facts: Mapping[str, Any],
 ) -> Summary:
-    """Writes the last event and the summary, and ends the mirror.
+    """Writes the last event, the summary and a report, which the command completes if the run did not fail.
+
+    Ends the mirror too.
 
     Args:
       books: the open books.
@@ -147,8 +150,9 @@ async def close_books(
         wandb_run_id=books.mirror.run_id,
         **facts,
     )
-    summary = _as_committed(counted, position)
+    summary = replace(_as_committed(counted, position), report=books.directory.report.name)
     write_summary(books.directory.summary, summary)
+    write_report(books.directory.path)
     await asyncio.to_thread(books.mirror.finish, MIRROR_S, asdict(summary))
     return summary
 

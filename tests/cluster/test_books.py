@@ -122,6 +122,7 @@ def test_the_summary_has_the_figures_of_the_commits_and_the_tape_the_ending(
     summary = json.loads(directory.summary.read_text())
     assert tape(directory)[-1] == last
     assert (summary["status"], summary["reason"], summary["parameters"]) == (ending.status, reason, 4)
+    assert ending.status in (directory.path / summary["report"]).read_text()
     figures = ("rounds", "steps", "tokens_committed", "bytes_up", "bytes_down")
     assert [summary[name] for name in figures] == [2, 10, 80, 7, 9]
     assert summary["anchor_digest"] == hashlib.sha256(np.ones(4, "<f4").tobytes()).hexdigest()
