@@ -9,6 +9,15 @@ def place(cluster, tmp_path_factory):
     return Place(tmp_path_factory.mktemp("cluster"))
 
 
+@pytest.fixture(scope="session")
+def straight(place):
+    """A run that nobody interrupted, with which others are compared.
+
+    It is long enough for a signal, which the command looks for four times a second, to come before the end.
+    """
+    return place.train("straight", {"run.rounds": 100})
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Loops that are to equal ranks bit by bit compute with as many threads."""

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cluster_runs import HERE, LLAMA, anchor, command, ended, manifest, write_corpus
+from cluster_runs import HERE, LLAMA, anchor, command, ended, manifest
 from safetensors.numpy import load_file
 
 from ray_diloco.data.blocks import prepare
@@ -76,15 +76,3 @@ def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place):
     blocks = torch.from_numpy(corpus.open().heldout(np.arange(8)))
     with torch.no_grad():
         assert float(model(input_ids=blocks, labels=blocks).loss) == pytest.approx(run["final_eval_loss"], abs=1e-5)
-
-
-def test_each_island_can_have_a_file_of_its_own_by_a_relative_path(home, place):
-    for island in ("no", "se"):
-        write_corpus(home / f"{island}.txt", 40, seed=len(island))
-    arguments = [f"{key}={value}" for key, value in place.common.items() if key == "data.cache"]
-    own = [f"islands.{island}.data.path={island}.txt" for island in ("no", "se")]
-    files = ["--config", str(HERE / "micro.yaml"), "data.path=no.txt", "islands.names=[no,se]", "run.rounds=1"]
-    code, output = ended(command("train", *files, *own, *arguments, cwd=home))
-    assert code == 0, output
-    summary = json.loads((home / "runs/run/summary.json").read_text())
-    assert [island["name"] for island in summary["islands"]] == ["no", "se"]

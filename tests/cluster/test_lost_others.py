@@ -20,27 +20,20 @@ from ray_diloco.errors import ClusterError
 
 pytestmark = pytest.mark.cluster
 
-RUN = {"run.rounds": 30}
 
+def test_a_run_that_lost_shard_or_driver_fails_and_the_same_command_goes_on(place, straight):
+    settings, folder = {"run.rounds": 100, "trace.contributions": False}, place.folder("unkept")
+    for kind, number in (("Shard", 222), ("Driver", 204)):
 
-@pytest.fixture(scope="module")
-def straight(place):
-    return place.train("unharmed", RUN)
+        def kill(kind=kind):
+            for process in actor_processes(kind):
+                process.kill()
 
-
-@pytest.mark.parametrize(("kind", "number"), [("Shard", 222), ("Driver", 204)])
-def test_a_run_that_lost_its_keeper_fails_and_the_same_command_goes_on(place, straight, kind, number):
-    name = f"lost-{kind}"
-
-    def kill():
-        for process in actor_processes(kind):
-            process.kill()
-
-    with when(place.folder(name), seen("checkpoint_written", 3), kill), pytest.raises(ClusterError) as failed:
-        place.train(name, RUN)
-    assert (failed.value.number, failed.value.exit_code) == (number, 4)
-    assert manifest(place.folder(name))["round"] < 30
-    again = place.train(name, RUN)
+        with when(folder, seen("checkpoint_written", 3), kill), pytest.raises(ClusterError) as failed:
+            place.train("unkept", settings)
+        assert (failed.value.number, failed.value.exit_code) == (number, 4)
+        assert manifest(folder)["round"] < 100
+    again = place.train("unkept", settings)
     assert (again["status"], again["anchor_digest"]) == ("finished", straight["anchor_digest"])
     assert again["tokens_committed"] == straight["tokens_committed"]
 

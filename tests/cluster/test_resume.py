@@ -12,18 +12,11 @@ from cluster_runs import Tape, anchor, digest, ended, equal, events, lines, mani
 
 pytestmark = pytest.mark.cluster
 
-# Enough for a signal, which the command looks for four times a second, to come before the end.
 ROUNDS = 100
 RUN = {"run.rounds": ROUNDS}
 TIMES = {"t", "tokens_per_s", "commit_s", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "utilisation"}
 # What depends on the number of shards: each adds a header to what is sent, and norms are sums of their parts.
 OF_SHARDS = {"bytes_up", "bytes_down", "anchor_norm", "update_norm", "pseudo_gradient_norm"}
-
-
-@pytest.fixture(scope="module")
-def straight(place):
-    """The run that nobody interrupted."""
-    return place.train("straight", RUN)
 
 
 def without(fields, *names):
@@ -33,6 +26,10 @@ def without(fields, *names):
 def metrics_of(folder, *left_out):
     found = [without(line, TIMES, *left_out) for line in lines(folder / "metrics.jsonl")]
     return sorted(found, key=lambda line: (line["round"], line["kind"], line.get("island", "")))
+
+
+def evaluations(folder):
+    return {line["round"]: line["loss"] for line in lines(folder / "metrics.jsonl") if line["kind"] == "eval"}
 
 
 def assert_equal(folder, summary, straight, *left_out):
@@ -84,11 +81,11 @@ def test_a_run_stopped_three_times_equals_an_uninterrupted_one(place, straight):
 
 
 def test_a_longer_run_continues_a_shorter_one(place, straight):
-    assert place.train("longer", {"run.rounds": 7})["rounds"] == 7
-    summary = place.train("longer", RUN)
-    assert (summary["status"], summary["rounds"]) == ("finished", ROUNDS)
-    assert summary["anchor_digest"] == straight["anchor_digest"]
-    assert summary["final_eval_loss"] == straight["final_eval_loss"]
+    assert place.train("longer", {"run.rounds": 3})["rounds"] == 3
+    longer = place.train("longer", {"run.rounds": 6})
+    assert (longer["status"], longer["rounds"], longer["steps"]) == ("finished", 6, 24)
+    assert all(equal(anchor(longer.folder, r), anchor(straight.folder, r)) for r in range(7))
+    assert longer["final_eval_loss"] == evaluations(straight.folder)[6]
 
 
 def test_signals_and_a_kill_of_the_command_leave_a_run_that_goes_on(place, straight):

@@ -9,12 +9,8 @@ from ray_diloco.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.cluster
 
-LONG = {"run.rounds": 40, "trace.contributions": False, "evaluate.every": 0}
-
-
-@pytest.fixture(scope="module")
-def straight(place):
-    return place.train("at-home", LONG)
+ROUNDS = 100
+LONG = {"run.rounds": ROUNDS, "trace.contributions": False, "evaluate.every": 0}
 
 
 def stopped_and_continued(place, name, storage):
@@ -33,9 +29,9 @@ def assert_went_on(place, name, storage, summary, straight):
     assert (summary["status"], summary["anchor_digest"]) == ("finished", straight["anchor_digest"])
     assert not (place.folder(name) / "checkpoints").exists()
     assert len(events(place.folder(name), "run_resumed")) == 1
-    assert CheckpointStore(storage).newest(full=True).round == 40
+    assert CheckpointStore(storage).newest(full=True).round == ROUNDS
     commits = [line for line in lines(place.folder(name) / "metrics.jsonl") if line["kind"] == "commit"]
-    assert [line["round"] for line in commits] == list(range(1, 41))
+    assert [line["round"] for line in commits] == list(range(1, ROUNDS + 1))
 
 
 def test_a_file_url_holds_the_commits_and_a_run_goes_on_from_them(place, straight):
