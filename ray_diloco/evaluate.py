@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.config.schema import Config
@@ -38,7 +39,7 @@ def evaluate_run(folder: Path, config: Config) -> dict[str, Any]:
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, array in store.load(manifest):
-            parameters[name].copy_(torch.from_numpy(np.array(array)))
+            parameters[name].copy_(from_dlpack(array))
     model.eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)

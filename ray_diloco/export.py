@@ -9,7 +9,6 @@ is no transformers model gets its weights and a page that says how to load them,
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.checkpoint.store import CheckpointStore
@@ -154,15 +154,9 @@ def _state(shell: nn.Module, anchor: Iterable[tuple[str, np.ndarray]], dtype: to
     for name, array in anchor:
         if shapes.get(name) != array.shape:
             raise _mismatch(f"tensor {name!r} has shape {array.shape}, the model's has {shapes.get(name, 'none')}")
-        state[name] = _tensor(array).to(dtype)
+        # The array's own memory: a commit on a disk is mapped, not loaded.
+        state[name] = from_dlpack(array).to(dtype)
     return state
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    """The array's memory as a tensor to read from: a commit on a disk is mapped, not loaded."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
 
 
 def _complete(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ray_diloco.errors import InnerError
 from ray_diloco.inner.slices import Home
@@ -66,8 +67,7 @@ def write_state(
             for start, array in saved[name, home.spec.name]:
                 first = home.spec.offset + start
                 for at_saved, at_home, n in overlaps((Range(first, first + array.size),), (home.range,)):
-                    source = torch.from_numpy(array[at_saved : at_saved + n].copy())
-                    target.narrow(0, at_home, n).copy_(source)
+                    target.narrow(0, at_home, n).copy_(from_dlpack(array[at_saved : at_saved + n]))
 
 
 def reset_state(optimizer: torch.optim.Optimizer, homes: tuple[Home, ...]) -> None:
