@@ -47,6 +47,9 @@ class RunJournal:
         self._position, self._anchor, self._settings = books.position, anchor, settings
         self._tracer: Any = None
         self._timings: dict[int, dict[str, Timing]] = {}
+        # Incarnation and line of merged contributions whose islands have not written it yet; islands that never will.
+        self._without_line: dict[tuple[int, str], tuple[int, Timing]] = {}
+        self._lost: set[tuple[str, int]] = set()
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -56,6 +59,9 @@ class RunJournal:
     def event(self, kind: str, **fields: Any) -> None:
         """One line of the tape."""
         self._events.append(kind, **fields)
+        if kind == "island_lost":
+            self._lost.add((fields["island"], fields["incarnation"]))
+            self._write_for_the_lost()
 
     def island_round(self, round_: int, island: str, timing: Timing) -> None:
         """One island's line of a round."""
@@ -77,6 +83,7 @@ class RunJournal:
                 wall_s=timing.wall_s,
             )
         )
+        self._without_line.pop((round_, island), None)
         self._timings.setdefault(round_, {})[island] = timing
         self._show_split(round_)
 
@@ -112,6 +119,8 @@ class RunJournal:
             bytes_down=down,
             weights={offer.island: weight for offer, weight in offers},
         )
+        self._without_line |= {(round_, offer.island): (offer.incarnation, _timing(offer)) for offer, _ in offers}
+        self._write_for_the_lost()
         for old in [r for r in self._timings if r < round_ - 2]:
             del self._timings[old]
 
@@ -148,6 +157,12 @@ class RunJournal:
             self._tracer = None
             self.event("warning", text=f"round {round_} is not in the trace: {error}")
 
+    def _write_for_the_lost(self) -> None:
+        """Writes the lines of islands that contributed and died before they had adopted; their waiting is unknown."""
+        for (round_, island), (incarnation, timing) in list(self._without_line.items()):
+            if (island, incarnation) in self._lost:
+                self.island_round(round_, island, timing)
+
     def _append(self, metrics: Metrics) -> None:
         self._mirror.log(self._metrics.append(metrics))
 
@@ -161,3 +176,9 @@ class RunJournal:
             for name in ("train_s", "send_s", "wait_s", "adopt_s")
         ]
         self.last_commit = replace(self.last_commit, time=TimeSplit(*means))
+
+
+def _timing(offer: Offer) -> Timing:
+    """What an offer itself says of its round."""
+    done = Timing(offer.steps, offer.tokens, offer.loss, offer.emission.norm, offer.train_s, wall_s=offer.train_s)
+    return replace(done, bytes_up=offer.emission.nbytes)

@@ -195,8 +195,7 @@ class Run:
 
     async def _emit(self, member: Member, island: Island, due: Due, timing: Timing) -> None:
         """Offers what is due; a contribution that cannot count is refused here, by name."""
-        member.state = State.SENDING
-        started = _now()
+        member.state, started = State.SENDING, _now()
         base = member.versions[due.fragment]
         emission = await island.emit(due.fragment, base, due.round)
         timing.send_s += _now() - started
@@ -204,6 +203,9 @@ class Run:
         steps, tokens = member.done[due.fragment]
         self.position.claims[due, member.name] = Claim(tuple(member.leases), steps, tokens)
         member.leases.clear()
+        offer = Offer(
+            member.name, member.incarnation, due.fragment, base, steps, tokens, timing.loss, emission, timing.train_s
+        )
         rendezvous = self._rendezvous(due)
         if not emission.finite or steps == 0:
             reason = "no inner step was taken" if emission.finite else "the pseudo-gradient is not finite"
@@ -212,9 +214,7 @@ class Run:
             if not emission.finite:
                 # Nor are its moments.  The next incarnation takes up those of the last commit.
                 raise IslandLost(reason)
-        elif not rendezvous.offer(
-            Offer(member.name, member.incarnation, due.fragment, base, steps, tokens, timing.loss, emission)
-        ):
+        elif not rendezvous.offer(offer):
             self._refuse(due, member.name, "it came after the round had closed")
 
     async def _take(self, member: Member, island: Island, due: Due, timing: Timing) -> None:

@@ -81,7 +81,10 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A contribution: an emission with what a round needs to know of its sender; `loss` is in nats per token."""
+    """A contribution: an emission with what a round needs to know of its sender.
+
+    `loss` is in nats per token, `train_s` how long the training took.
+    """
 
     island: str
     incarnation: int
@@ -91,6 +94,7 @@ class Offer:
     tokens: int
     loss: float
     emission: Emission
+    train_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
