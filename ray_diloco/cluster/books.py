@@ -134,7 +134,8 @@ async def close_books(
             digest = await asyncio.to_thread(anchor_digest, store, newest)
         except CheckpointError as error:
             books.events.append("warning", text=f"the last commit cannot be read back: {error.what}")
-    run, position = books.config.run, books.position
+    # After a failure only what is durable counts: the next start goes on from there.
+    run, position = books.config.run, books.position if ending.failure is None else _position(newest)
     if ending.status == "finished":
         books.events.append("run_finished", rounds=position.round, tokens=position.tokens, wall_s=wall_s)
     elif ending.status == "stopped":

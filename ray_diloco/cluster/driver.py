@@ -34,6 +34,7 @@ from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
+from ray_diloco.errors import CheckpointError
 from ray_diloco.observe.metrics import perplexity
 from ray_diloco.observe.summary import Summary
 from ray_diloco.observe.view import IslandView, RunView
@@ -166,7 +167,14 @@ class Driver:
             self._status = "running"
             if self._stop_asked:
                 run.stop()
-            return Ending(await run.run())
+            ending = Ending(await run.run())
+            if durable.trouble is not None:
+                raise CheckpointError(
+                    564,
+                    f"round {position.round} could not be made durable: {durable.trouble}",
+                    "mend the storage, then run the same command again: it goes on from the newest commit",
+                )
+            return ending
         except Exception as error:  # also for a defect, tape and summary must say how the run ended
             return Ending("failed", error)
 

@@ -116,7 +116,10 @@ class RayIsland:
         await self._call(
             [rank.save.remote(settings.storage, round_) for rank in self._ranks], "copying inner state", deadline
         )
-        return self._saved(round_, deadline)
+        # Goes on by itself: a commit that has failed meanwhile does not ask how it ended.
+        written = asyncio.ensure_future(self._saved(round_, deadline))
+        written.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return written
 
     async def restore(self, manifest: Manifest) -> None:
         """Takes up the inner state of a commit.  Raises ActorFailed or DilocoError if it does not fit."""
@@ -259,20 +262,19 @@ class RayFleet:
             held.end()
 
     async def _restore(self, island: RayIsland) -> None:
-        newest, manifest = self._settings.newest(), await self._settings.inner_of(island.name)
+        newest, reason = self._settings.newest(), "no commit that is kept holds inner state of this island"
         if newest is None:
             return
-        reason = "no commit that is kept holds inner state of this island"
-        if manifest is not None:
-            try:
+        try:
+            manifest = await self._settings.inner_of(island.name)
+            if manifest is not None:
                 await island.restore(manifest)
-            except DilocoError as error:
-                # It may have fitted some of the ranks, and they would step apart.
-                await island.reset()
-                reason = error.what
-            else:
                 self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
                 return
+        except DilocoError as error:
+            # It may have fitted some of the ranks, and they would step apart.
+            await island.reset()
+            reason = error.what
         self._journal.event("inner_state_reset", island=island.name, round=newest.round, reason=reason)
 
 

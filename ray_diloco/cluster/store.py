@@ -39,7 +39,12 @@ class StoreSettings:
 
 
 class RayStore:
-    """Commits of one run; `newest` is the newest durable one."""
+    """Commits of one run.
+
+    Attributes:
+      newest: the newest durable one.
+      trouble: why the last one could not be written; None if it was.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class RayStore:
     ) -> None:
         self.storage, self.store, self.newest = storage, storage.open(), newest
         self._anchor, self._journal, self._settings = anchor, journal, settings
+        self.trouble: str | None = None
         self._turn = asyncio.Lock()
         # The newest round that holds inner state of each island; it is kept as long as no newer one does.
         self._inner_in: dict[str, int] = {}
@@ -67,6 +73,7 @@ class RayStore:
                 files += await self._inner_files(snapshot.round, inner)
                 await told
                 self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
+                self.trouble = None
                 self._inner_in |= {entry.island: snapshot.round for entry in files if entry.island is not None}
                 self._journal.event(
                     "checkpoint_written",
@@ -75,7 +82,8 @@ class RayStore:
                     write_s=time.monotonic() - began,
                 )
             except (ActorFailed, CheckpointError) as error:
-                self._journal.event("checkpoint_failed", round=snapshot.round, reason=_reason(error))
+                self.trouble = _reason(error)
+                self._journal.event("checkpoint_failed", round=snapshot.round, reason=self.trouble)
                 await self._abandon(snapshot.round)
                 return
             await self._prune()

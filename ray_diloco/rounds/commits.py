@@ -56,8 +56,9 @@ class Commits:
         return ticket is not None and not ticket.done()
 
     def redeem(self, round_: int, island: str, written: Written) -> None:
-        """Hands over an inner state that is copied and being written."""
-        self._tickets[round_][island].set_result(written)
+        """Hands over an inner state that is being written; a commit that failed meanwhile has no use for it."""
+        if self.awaits(round_, island):
+            self._tickets[round_][island].set_result(written)
 
     def excuse(self, island: str) -> None:
         """Lets all commits under way go without an island's inner state, if they have not got it."""
@@ -74,7 +75,13 @@ class Commits:
             await asyncio.wait(set(self._tasks))
 
     async def _write(self, snapshot: Snapshot, tickets: Mapping[str, _Ticket], told: Awaitable[None]) -> None:
-        await self._store.save(snapshot, {name: _entries(ticket) for name, ticket in tickets.items()}, told)
+        inner = {name: _entries(ticket) for name, ticket in tickets.items()}
+        try:
+            await self._store.save(snapshot, inner, told)
+        finally:
+            # A store that failed early has not asked for all of them.
+            for entries in inner.values():
+                entries.close()
         self.durable = max(self.durable, snapshot.round)
         del self._tickets[snapshot.round]
 

@@ -6,6 +6,7 @@ import ray
 from cluster_runs import events, lines, seen, when
 
 from ray_diloco.checkpoint.store import CheckpointStore
+from ray_diloco.errors import CheckpointError
 
 pytestmark = pytest.mark.cluster
 
@@ -48,3 +49,24 @@ def test_memory_holds_the_commits_for_as_long_as_this_process_lives(place, strai
     assert any("manifest.json" in path for path in fsspec.filesystem("memory").find("of-a-test/run"))
     (first, again) = events(place.folder("in-memory"), "warning")
     assert "memory" in first["text"] and again["text"] == first["text"]
+
+
+def test_a_run_whose_last_rounds_cannot_be_written_has_failed_and_goes_on_when_they_can(place, straight):
+    folder, away = place.folder("no-disk"), place.root / "taken-away"
+
+    def break_storage():
+        (folder / "checkpoints").rename(away)
+        (folder / "checkpoints").write_text("no folder any more")
+
+    with when(folder, seen("checkpoint_written", 3), break_storage), pytest.raises(CheckpointError) as failed:
+        place.train("no-disk", LONG)
+    assert (failed.value.number, failed.value.exit_code) == (564, 4)
+    assert events(folder, "checkpoint_failed"), "and the rounds went on meanwhile"
+    assert events(folder, "round_committed")[-1]["round"] == ROUNDS
+
+    (folder / "checkpoints").unlink()
+    away.rename(folder / "checkpoints")
+    again = place.train("no-disk", LONG)
+    (resumed,) = events(folder, "run_resumed")
+    assert 3 <= resumed["round"] < ROUNDS
+    assert (again["status"], again["anchor_digest"]) == ("finished", straight["anchor_digest"])

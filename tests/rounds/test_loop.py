@@ -221,3 +221,12 @@ def test_a_run_that_is_over_does_not_wait_for_an_island_that_is_being_replaced()
     assert [f["incarnation"] for f in world.kinds("island_joined")] == [0, 0]
     np.testing.assert_array_equal(world.anchors, replay(world))
     assert_books_close(world)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_commit_that_cannot_be_written_costs_neither_rounds_nor_islands():
+    world = World(unwritable={2, 3}, save_s=1.0)
+    assert world.run() == "finished"
+    assert not world.kinds("island_lost")
+    assert [snapshot.round for snapshot, *_ in world.manifests] == [1, 4, 5]
+    np.testing.assert_array_equal(world.anchors, replay(world))

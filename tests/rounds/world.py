@@ -56,6 +56,8 @@ class World:
     refuse: dict = field(default_factory=dict)
     launch_s: float = 1.0
     write_s: float = 0.5
+    save_s: float = 0.0
+    unwritable: set = field(default_factory=set)
     trace_s: float = 0.0
     owes_evaluation: bool = False
     max_losses: int = 6
@@ -122,6 +124,8 @@ class World:
 
     # Store.
     async def save(self, snapshot, inner, told):
+        if snapshot.round in self.unwritable:
+            return
         anchor, buffer = self.anchor.copy(), self.buffer.copy()
         entries = {name: await files for name, files in inner.items()}
         await told
@@ -220,6 +224,7 @@ class SimIsland:
 
     async def save(self, round_):
         self.world.fault(self.name, self.incarnation, "save", round_)
+        await asyncio.sleep(self.world.save_s)
 
         async def written():
             await asyncio.sleep(0.3)
@@ -227,7 +232,7 @@ class SimIsland:
                 return []
             return [f"inner-{self.name}-{round_}"]
 
-        return written()
+        return asyncio.ensure_future(written())
 
 
 def replay(world):
