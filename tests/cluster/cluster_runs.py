@@ -158,6 +158,7 @@ def when(folder, wanted, act):
     finally:
         over.set()
         thread.join(DEADLINE_S)
+    # Not in place of what the block itself raised.
     if failures:
         raise failures[0]
 

@@ -15,7 +15,16 @@ def straight(place):
 
     It is long enough for a signal, which the command looks for four times a second, to come before the end.
     """
-    return place.train("straight", {"run.rounds": 100})
+    return place.train("straight", {"run.rounds": 60})
+
+
+@pytest.fixture(scope="session")
+def llama(place):
+    """A run of six rounds of a Llama, which passes the end of its 72 training blocks, exported."""
+    from cluster_runs import LLAMA
+
+    sample = {"export.enabled": True, "export.prompt": "3 plus 4 is ", "export.sample_tokens": 6}
+    return place.train("llama", {"model": LLAMA, "run.rounds": 6} | sample)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cluster_runs import HERE, LLAMA, anchor, command, ended, manifest
+from cluster_runs import HERE, anchor, command, ended, manifest
 from safetensors.numpy import load_file
 
 from ray_diloco.data.blocks import prepare
@@ -49,30 +49,27 @@ def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home):
     assert code != 0 and "RD-" in output and "Traceback" not in output
 
 
-def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place):
-    sample = {"export.enabled": True, "export.prompt": "3 plus 4 is ", "export.sample_tokens": 6}
-    run = place.train("exported", {"model": LLAMA} | sample)
-    assert run["export"] == "export" and run["sample"].startswith("3 plus 4 is ")
+def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place, llama):
+    assert llama["export"] == "export" and llama["sample"].startswith("3 plus 4 is ")
 
-    root = str(place.root / "runs")
-    code, output = ended(command("evaluate", "exported", "--root", root))
+    code, output = ended(command("evaluate", "llama", "--root", str(place.root / "runs")))
     assert code == 0, output
     measured = json.loads(output)
-    assert measured["round"] == 3 and measured["blocks"] == 8
-    assert measured["loss"] == pytest.approx(run["final_eval_loss"], abs=1e-6)
+    assert measured["round"] == 6 and measured["blocks"] == 8
+    assert measured["loss"] == pytest.approx(llama["final_eval_loss"], abs=1e-6)
 
-    code, output = ended(command("generate", str(run.folder), "1 plus", "--tokens", "5"))
+    code, output = ended(command("generate", str(llama.folder), "1 plus", "--tokens", "5"))
     assert code == 0 and output.startswith("1 plus"), output
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(run.export)
-    trained = anchor(run.folder, 3)
+    model = AutoModelForCausalLM.from_pretrained(llama.export)
+    trained = anchor(llama.folder, 6)
     assert all(np.array_equal(trained[name], p.detach().numpy()) for name, p in model.named_parameters())
-    tokenizer = AutoTokenizer.from_pretrained(run.export)
+    tokenizer = AutoTokenizer.from_pretrained(llama.export)
     assert tokenizer.decode(tokenizer.encode("8 plus 1 – ü")) == "8 plus 1 – ü"
     config = place.config()
     corpus = prepare(config.data, config.tokenizer)
     blocks = torch.from_numpy(corpus.open().heldout(np.arange(8)))
     with torch.no_grad():
-        assert float(model(input_ids=blocks, labels=blocks).loss) == pytest.approx(run["final_eval_loss"], abs=1e-5)
+        assert float(model(input_ids=blocks, labels=blocks).loss) == pytest.approx(llama["final_eval_loss"], abs=1e-5)

@@ -73,29 +73,30 @@ def test_data_that_cannot_be_used_is_refused_before_anything_starts(place, setti
 
 
 def test_what_a_run_can_and_cannot_be_continued_with(place):
-    pair = {"islands.count": 1, "islands.ranks": 2, "inner.micro_batch": 1}
-    place.train("taken", pair | {"run.rounds": 1})
+    alone = {"islands.count": 1}
+    place.train("taken", alone | {"run.rounds": 1})
     with pytest.raises(CommittedError) as refused:
-        place.train("taken", pair | {"run.rounds": 2, "model.builder": "cluster_builders:wide_mixer"})
+        place.train("taken", alone | {"run.rounds": 2, "model.builder": "cluster_builders:wide_mixer"})
     assert refused.value.number == 560
     with pytest.raises(CommittedError) as refused:
-        place.train("taken", pair | {"run.fresh": True})
+        place.train("taken", alone | {"run.fresh": True})
     assert refused.value.number == 562
     # Another inner optimiser may go on, with moments of its own, and says so.
     sgd = {"inner.optimizer.name": "sgd", "inner.optimizer.momentum": 0.9, "inner.lr": 0.1}
-    assert place.train("taken", pair | sgd | {"run.rounds": 2})["rounds"] == 2
+    assert place.train("taken", alone | sgd | {"run.rounds": 2})["rounds"] == 2
     (reset,) = events(place.folder("taken"), "inner_state_reset")
     assert reset["island"] == "i0" and "momentum_buffer" in reset["reason"]
     assert_nothing_stays(place.folder("taken"))
 
 
 def test_exit_codes_of_the_command(place, tmp_path):
+    joined = {"ray.address": ray.get_runtime_context().gcs_address}
     code, output = ended(command("train", "islands.cuont=2"))
     assert code == 2 and "did you mean 'islands.count'" in output
-    code, output = ended(place.command("small", {"ray.num_cpus": 2, "islands.count": 50}))
+    code, output = ended(place.command("too-many-again", joined | {"islands.count": 50}))
     assert code == 3 and "RD-210" in output and "Traceback" not in output
     (tmp_path / "runs").write_text("not a folder")
-    code, output = ended(place.command("nowhere", {"run.root": str(tmp_path / "runs")}))
+    code, output = ended(place.command("nowhere", joined | {"run.root": str(tmp_path / "runs")}))
     assert code == 4 and "RD-50" in output and "Traceback" not in output, output
 
 

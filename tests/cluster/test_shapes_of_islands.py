@@ -1,10 +1,11 @@
-"""ZeRO stages, ranks and anchor shards are ways to hold the same numbers: the anchors are the same.
+"""ZeRO stages and ranks are ways to hold the same numbers: the anchors are the same.
 
 Two ranks average the gradients of halves of a batch, and stages differ in what they sum first (norms, flat buffers):
 that rounds in the last place.  AdamW divides by the root of squared gradients, so ε is well above that rounding here.
 Measured were differences up to 2.4e-7, two units in the last place; the tolerance is 1e-6.
 """
 
+import numpy as np
 import pytest
 from cluster_runs import anchor, contribution, distance, equal
 
@@ -46,18 +47,17 @@ def test_every_stage_has_the_anchors_of_stage_zero(stages, stage):
 
 
 def test_bf16_stays_near_fp32(place, stages):
-    run = place.train("bf16", ONE_AND_TWO | {"inner.zero_stage": 1, "inner.precision": "bf16"})
-    exact, start = anchor(stages[1].folder, 2), anchor(stages[1].folder, 0)
-    assert equal(anchor(run.folder, 0), start), "masters begin with the fp32 values, not with rounded ones"
-    # bf16 has 8 bits: gradients are off by about 2⁻⁸, and so are the steps.
-    assert distance(anchor(run.folder, 2), exact) < 0.1 * distance(exact, start)
-    one, two = (contribution(run.folder, 1, island) for island in ("i0", "i1"))
-    assert distance(one, two) < 0.1 * distance(exact, start)
+    alone = {"islands.count": 1, "run.rounds": 1, "inner.zero_stage": 1, "inner.precision": "bf16"}
+    run = place.train("bf16", without_islands(ONE_AND_TWO) | alone)
+    assert equal(anchor(run.folder, 0), anchor(stages[1].folder, 0)), "masters begin with fp32 values, not rounded ones"
+    exact, rounded = contribution(stages[1].folder, 1, "i0"), contribution(run.folder, 1, "i0")
+    # bf16 has 8 bits: gradients are off by about 2⁻⁸ each, and AdamW may step the other way where they are tiny.
+    assert norm({name: rounded[name] - exact[name] for name in exact}) < 0.05 * norm(exact)
 
 
-@pytest.mark.parametrize("shards", [2, 3])
-def test_any_number_of_anchor_shards_has_the_bits_of_one(place, straight, shards):
-    run = place.train(f"shards-{shards}", {"anchor.shards": shards})
-    assert all(equal(anchor(run.folder, r), anchor(straight.folder, r)) for r in range(4))
-    kept = run.folder / "checkpoints/round-000003"
-    assert [len(list(kept.glob(f"{kind}-*"))) for kind in ("anchor", "outer")] == [shards, shards]
+def norm(tensors):
+    return float(np.sqrt(sum(np.sum(t.astype(np.float64) ** 2) for t in tensors.values())))
+
+
+def without_islands(settings):
+    return {key: value for key, value in settings.items() if not key.startswith("islands.")}

@@ -1,72 +1,72 @@
-"""Commits elsewhere than in the run directory: file:// on disk, memory:// in the process that starts the run."""
+"""Commits elsewhere than in the run directory, and runs that lose their storage, an anchor shard or their driver.
+
+Each time the run fails with a number, and the same command goes on from the newest commit to the anchor of a run that
+nothing befell.
+"""
 
 import fsspec
 import pytest
-import ray
-from cluster_runs import events, lines, seen, when
+from cluster_runs import actor_processes, events, lines, seen, when
 
 from ray_diloco.checkpoint.store import CheckpointStore
-from ray_diloco.errors import CheckpointError
+from ray_diloco.errors import DilocoError
 
 pytestmark = pytest.mark.cluster
 
-ROUNDS = 100
-LONG = {"run.rounds": ROUNDS, "trace.contributions": False, "evaluate.every": 0}
+ROUNDS = 60
+RUN = {"run.rounds": ROUNDS, "trace.contributions": False}
 
 
-def stopped_and_continued(place, name, storage):
-    def stop():
-        ray.get(ray.get_actor(name).stop.remote())
+def kill_all(kind):
+    def kill():
+        for process in actor_processes(kind):
+            process.kill()
 
-    settings = LONG | {"run.storage": storage}
-    with when(place.folder(name), seen("round_committed", 3), stop):
-        part = place.train(name, settings)
-    assert part["status"] == "stopped"
-    assert CheckpointStore(storage).newest().round == part["rounds"]
-    return place.train(name, settings)
+    return kill
 
 
-def assert_went_on(place, name, storage, summary, straight):
+def fails(place, name, settings, act):
+    """Trains until `act`, after the third commit, ends it; returns the number of the error."""
+    with when(place.folder(name), seen("checkpoint_written", 3), act), pytest.raises(DilocoError) as failed:
+        place.train(name, settings)
+    assert failed.value.exit_code == 4
+    assert 3 <= CheckpointStore(settings["run.storage"]).newest().round < ROUNDS
+    return failed.value.number
+
+
+def assert_went_on(place, name, settings, straight):
+    summary = place.train(name, settings)
     assert (summary["status"], summary["anchor_digest"]) == ("finished", straight["anchor_digest"])
+    assert summary["tokens_committed"] == straight["tokens_committed"]
     assert not (place.folder(name) / "checkpoints").exists()
-    assert len(events(place.folder(name), "run_resumed")) == 1
-    assert CheckpointStore(storage).newest(full=True).round == ROUNDS
+    assert CheckpointStore(settings["run.storage"]).newest(full=True).round == ROUNDS
     commits = [line for line in lines(place.folder(name) / "metrics.jsonl") if line["kind"] == "commit"]
     assert [line["round"] for line in commits] == list(range(1, ROUNDS + 1))
 
 
-def test_a_file_url_holds_the_commits_and_a_run_goes_on_from_them(place, straight):
-    storage = f"file://{place.root}/elsewhere"
-    summary = stopped_and_continued(place, "in-files", storage)
-    assert_went_on(place, "in-files", storage, summary, straight)
-    assert not events(place.folder("in-files"), "warning")
+def test_a_file_url_outlives_a_lost_shard_and_its_own_absence(place, straight):
+    name, settings = "in-files", RUN | {"run.storage": f"file://{place.root}/elsewhere"}
+    here, away = place.root / "elsewhere/checkpoints", place.root / "taken-away"
+    assert fails(place, name, settings, kill_all("Shard")) == 222
 
+    def take_away():
+        here.rename(away)
+        here.write_text("no folder any more")
 
-def test_memory_holds_the_commits_for_as_long_as_this_process_lives(place, straight):
-    storage = "memory://of-a-test/run"
-    summary = stopped_and_continued(place, "in-memory", storage)
-    assert_went_on(place, "in-memory", storage, summary, straight)
-    assert any("manifest.json" in path for path in fsspec.filesystem("memory").find("of-a-test/run"))
-    (first, again) = events(place.folder("in-memory"), "warning")
-    assert "memory" in first["text"] and again["text"] == first["text"]
-
-
-def test_a_run_whose_last_rounds_cannot_be_written_has_failed_and_goes_on_when_they_can(place, straight):
-    folder, away = place.folder("no-disk"), place.root / "taken-away"
-
-    def break_storage():
-        (folder / "checkpoints").rename(away)
-        (folder / "checkpoints").write_text("no folder any more")
-
-    with when(folder, seen("checkpoint_written", 3), break_storage), pytest.raises(CheckpointError) as failed:
-        place.train("no-disk", LONG)
+    with when(place.folder(name), seen("checkpoint_written", 3), take_away), pytest.raises(DilocoError) as failed:
+        place.train(name, settings)
     assert (failed.value.number, failed.value.exit_code) == (564, 4)
-    assert events(folder, "checkpoint_failed"), "and the rounds went on meanwhile"
-    assert events(folder, "round_committed")[-1]["round"] == ROUNDS
+    tape = events(place.folder(name))
+    assert seen("checkpoint_failed")(tape) and seen("round_committed", round=ROUNDS)(tape), "the rounds went on"
+    here.unlink()
+    away.rename(here)
+    assert_went_on(place, name, settings, straight)
 
-    (folder / "checkpoints").unlink()
-    away.rename(folder / "checkpoints")
-    again = place.train("no-disk", LONG)
-    (resumed,) = events(folder, "run_resumed")
-    assert 3 <= resumed["round"] < ROUNDS
-    assert (again["status"], again["anchor_digest"]) == ("finished", straight["anchor_digest"])
+
+def test_memory_holds_the_commits_for_as_long_as_this_process_lives_also_without_a_driver(place, straight):
+    name, settings = "in-memory", RUN | {"run.storage": "memory://of-a-test/run"}
+    assert fails(place, name, settings, kill_all("Driver")) == 204
+    assert_went_on(place, name, settings, straight)
+    assert any("manifest.json" in path for path in fsspec.filesystem("memory").find("of-a-test/run"))
+    warnings = [event["text"] for event in events(place.folder(name), "warning")]
+    assert sum("is memory" in text for text in warnings) == 2, warnings

@@ -1,0 +1,57 @@
+"""Islands that live and are of no use: numbers that overflow, and a rank that is frozen; and runs that are refused."""
+
+import pytest
+import ray
+from cluster_runs import Tape, anchor, digest, distance, events, rank_processes, replayed, seen, when
+
+from ray_diloco.errors import ClusterError
+
+pytestmark = pytest.mark.cluster
+
+
+def test_an_island_that_overflows_or_freezes_is_replaced(place):
+    """First one loss becomes infinite, then, when that island is back, a rank stops in the midst of its work."""
+    flag, folder, frozen = place.root / "overflow", place.folder("troubled"), []
+    tape = Tape(folder)
+
+    def trouble():
+        flag.touch()
+        tape.wait(lambda events: seen("island_joined", 3)(events) and seen("round_committed", 5)(events))
+        frozen.append(rank_processes(world=1)[0])
+        frozen[0].suspend()
+
+    settings = {
+        "run.rounds": 12,
+        "islands.min": 2,
+        "deadlines.silence_s": 2.0,
+        "model.builder": "cluster_builders:overflows_once",
+        "model.config": {"flag": str(flag)},
+    }
+    with when(folder, seen("round_committed", 2), trouble):
+        run = place.train("troubled", settings)
+    assert (run["status"], run["rounds"]) == ("finished", 12)
+    overflow, freeze = events(folder, "island_lost")
+    (refused,) = events(folder, "contribution_rejected")
+    assert overflow["reason"] == refused["reason"] == "the pseudo-gradient is not finite"
+    assert "2 s" in freeze["reason"]
+    restored = [event["island"] for event in events(folder, "inner_state_restored")]
+    assert restored == [overflow["island"], freeze["island"]]
+    for r, expected in enumerate(replayed(folder)):
+        assert distance(anchor(folder, r), expected) < 1e-6
+    assert digest(folder, anchor(folder, 12)) == run["anchor_digest"]
+    tape.wait(lambda _: not frozen[0].is_running())
+
+
+def test_a_run_has_one_driver_and_can_be_stopped_before_it_has_begun(place):
+    refused = []
+
+    def meddle():
+        with pytest.raises(ClusterError) as error:
+            place.train("single")
+        refused.append(error.value.number)
+        ray.get(ray.get_actor("single").stop.remote())
+
+    with when(place.folder("single"), seen("island_launching", 2), meddle):
+        run = place.train("single")
+    assert refused == [203]
+    assert (run["status"], run["rounds"], run["anchor_digest"]) == ("stopped", 0, "")
