@@ -1,7 +1,7 @@
 """The fleet port over Ray: an island is a placement group and one actor per rank, replaced as a whole.
 
 Any exception of any rank means that the island failed.  A watch asks ranks for their progress while they work; one
-that makes no step for `deadlines.silence_s` counts as frozen, though its process lives.
+that does not answer, or makes no step, for `deadlines.silence_s` counts as frozen, though its process lives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class RayIsland:
     async def train(self, work: Work) -> Report:
         """Trains a segment on all ranks."""
         calls = [rank.train.remote(work.start_step, work.steps, work.lease.blocks) for rank in self._ranks]
-        reports: list[Report] = await self._watched(calls, f"training segment {work.segment}")
+        deadline_s = self._settings.deadlines.train_s or None
+        reports: list[Report] = await self._watched(
+            calls, f"training segment {work.segment}", deadline_s, stepping=True
+        )
         return max(reports, key=lambda r: r.seconds)
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
@@ -96,14 +99,14 @@ class RayIsland:
         fragments = [update.fragment for update in updates]
         handles = [piece.handle for update in updates for piece in update.pieces if piece.nbytes]
         calls = [rank.adopt.remote(fragments, *handles) for rank in self._ranks]
-        await self._call(calls, "adopting the anchor", self._settings.deadlines.exchange_s)
+        await self._exchanged(calls, "adopting the anchor")
 
     async def evaluate(self, blocks: Sequence[int]) -> Sequence[BlockLoss]:
         """Evaluates held-out blocks, cut evenly over the ranks."""
         n = len(self._ranks)
         parts = [blocks[len(blocks) * k // n : len(blocks) * (k + 1) // n] for k in range(n)]
         calls = [rank.evaluate.remote(part) for rank, part in zip(self._ranks, parts, strict=True)]
-        losses = await self._call(calls, "evaluating", self._settings.deadlines.exchange_s)
+        losses = await self._exchanged(calls, "evaluating")
         flat = [loss for part in losses for loss in part]
         return [BlockLoss(block, nats, tokens) for block, (nats, tokens) in zip(blocks, flat, strict=True)]
 
@@ -112,12 +115,10 @@ class RayIsland:
         settings = self._settings
         if not settings.save_inner:
             return _nothing()
-        deadline = settings.deadlines.exchange_s
-        await self._call(
-            [rank.save.remote(settings.storage, round_) for rank in self._ranks], "copying inner state", deadline
-        )
+        calls = [rank.save.remote(settings.storage, round_) for rank in self._ranks]
+        await self._exchanged(calls, "copying inner state")
         # Goes on by itself: a commit that has failed meanwhile does not ask how it ended.
-        written = asyncio.ensure_future(self._saved(round_, deadline))
+        written = asyncio.ensure_future(self._saved(round_, settings.deadlines.exchange_s))
         written.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return written
 
@@ -153,7 +154,7 @@ class RayIsland:
         remove_placement_group(self._group)
 
     async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
-        stats = await self._call([returned[0] for returned in calls], what, self._settings.deadlines.exchange_s)
+        stats = await self._exchanged([returned[0] for returned in calls], what)
         pieces = tuple(
             Piece(k, nbytes, handle)
             for s, (_, *handles) in zip(stats, calls, strict=True)
@@ -182,10 +183,13 @@ class RayIsland:
                 raise
             raise IslandLost(f"{what} on {self.name} failed: {error.what}") from error
 
-    async def _watched(self, calls: Sequence[Any], what: str) -> list[Any]:
-        """Waits for calls as long as their ranks make steps."""
-        work = asyncio.ensure_future(self._call(calls, what, self._settings.deadlines.train_s or None))
-        watch = asyncio.ensure_future(self._watch(what))
+    async def _exchanged(self, calls: Sequence[Any], what: str) -> list[Any]:
+        return await self._watched(calls, what, self._settings.deadlines.exchange_s, stepping=False)
+
+    async def _watched(self, calls: Sequence[Any], what: str, deadline_s: float | None, *, stepping: bool) -> list[Any]:
+        """Waits for calls as long as their ranks live, and make steps if they are to."""
+        work = asyncio.ensure_future(self._call(calls, what, deadline_s))
+        watch = asyncio.ensure_future(self._watch(what, stepping))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if watch.done() and not work.done():
@@ -195,18 +199,21 @@ class RayIsland:
             work.cancel()
             watch.cancel()
 
-    async def _watch(self, what: str) -> None:
+    async def _watch(self, what: str, stepping: bool) -> None:
         """Returns never; raises IslandLost when a rank stays silent."""
         silence_s, loop = self._settings.deadlines.silence_s, asyncio.get_running_loop()
         beats, since = [-1] * len(self._ranks), loop.time()
+        if not stepping:
+            # Most of these calls are over by then.
+            await asyncio.sleep(WATCH_S)
         while True:
             calls = [rank.progress.remote() for rank in self._ranks]
             now = await self._call(calls, f"the heartbeat while {what}", silence_s)
-            self.progress = now[0]
-            if [p.beats for p in now] != beats:
+            if not stepping or [p.beats for p in now] != beats:
                 beats, since = [p.beats for p in now], loop.time()
             elif loop.time() - since > silence_s:
                 raise IslandLost(f"no step for {silence_s:g} s while {what}")
+            self.progress = now[0]
             await asyncio.sleep(WATCH_S)
 
 

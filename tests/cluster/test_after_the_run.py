@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from cluster_runs import HERE, anchor, command, ended, manifest
 from safetensors.numpy import load_file
 
+from ray_diloco.cli import main
 from ray_diloco.data.blocks import prepare
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +25,7 @@ def home(tmp_path):
     return tmp_path
 
 
-def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home):
+def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home, cluster, monkeypatch, capsys):
     own = [
         "model.builder=mine.parts:mixer",
         "data.builder=mine.parts:documents",
@@ -41,12 +43,12 @@ def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home):
     )
     assert weights["embed.weight"].shape == (39, 32), "the vocabulary is that of the tokenizer"
 
-    code, output = ended(command("evaluate", "run", cwd=home, paths=()))
-    assert code == 0, output
-    assert json.loads(output)["loss"] == pytest.approx(summary["final_eval_loss"], abs=1e-6)
-
-    code, output = ended(command("generate", "run", "7 and 8", cwd=home, paths=()))
-    assert code != 0 and "RD-" in output and "Traceback" not in output
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["evaluate", "run"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["final_eval_loss"], abs=1e-6)
+    assert main(["generate", "run", "7 and 8"]) != 0
+    assert "RD-" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place, llama):

@@ -26,6 +26,10 @@ def metrics_of(folder):
     return sorted(found, key=lambda line: (line["round"], line["kind"], line.get("island", "")))
 
 
+def evaluations(folder):
+    return {line["round"]: line["loss"] for line in metrics_of(folder) if line["kind"] == "eval"}
+
+
 def assert_equal(folder, summary, straight):
     """Everything but times is as if nothing had happened."""
     own = TIMES | {"run", "environment"}
@@ -45,24 +49,21 @@ def kill_tree(pid, number):
             process.send_signal(number)
 
 
-def test_a_run_that_was_stopped_killed_and_signalled_equals_an_uninterrupted_one(place, straight):
-    name = "interrupted"
-    folder, reached = place.folder(name), 0
+def test_a_run_in_five_parts_equals_an_uninterrupted_one(place, straight):
+    """Finished short, lengthened and signalled, killed, signalled again, and finished; then it is over."""
+    name = "parts"
+    folder = place.folder(name)
     joined = RUN | {"ray.address": ray.get_runtime_context().gcs_address}
 
-    def stop():
-        ray.get(ray.get_actor(name).stop.remote())
+    short = place.train(name, {"run.rounds": 6})
+    assert (short["status"], short["rounds"], short["steps"]) == ("finished", 6, 24)
+    assert short["final_eval_loss"] == evaluations(straight.folder)[6]
 
-    def signal_self():
-        os.kill(os.getpid(), signal.SIGINT)
-
-    for moment, act in ((seen("round_committed", 3), stop), (seen("round_opened", 4), signal_self)):
-        with when(folder, moment, act):
-            part = place.train(name, RUN)
-        assert part["status"] == "stopped" and reached < part["rounds"] < ROUNDS
-        reached = part["rounds"]
-        assert manifest(folder)["round"] == reached
-        assert digest(folder, anchor(folder, reached)) == part["anchor_digest"]
+    with when(folder, seen("round_opened", 4), lambda: os.kill(os.getpid(), signal.SIGINT)):
+        part = place.train(name, RUN)
+    assert part["status"] == "stopped" and 6 < part["rounds"] < ROUNDS
+    assert manifest(folder)["round"] == part["rounds"]
+    assert digest(folder, anchor(folder, part["rounds"])) == part["anchor_digest"]
 
     def interrupted(settings, send, number):
         tape, process = Tape(folder), place.command(name, settings)
@@ -89,16 +90,3 @@ def test_a_run_that_was_stopped_killed_and_signalled_equals_an_uninterrupted_one
 
     code, output = ended(place.command(name, RUN | {"run.fresh": "true"}))
     assert code == 2 and "RD-562" in output, output
-
-
-def test_a_longer_run_with_other_anchor_shards_continues_a_shorter_one(place, straight):
-    """Commits are by tensor name, whoever kept the tensors."""
-    shorter = place.train("longer", {"run.rounds": 3, "anchor.shards": 3})
-    assert shorter["rounds"] == 3
-    kept = shorter.folder / "checkpoints/round-000003"
-    assert [len(list(kept.glob(f"{kind}-*"))) for kind in ("anchor", "outer")] == [3, 3]
-    longer = place.train("longer", {"run.rounds": 6, "anchor.shards": 2})
-    assert (longer["status"], longer["rounds"], longer["steps"]) == ("finished", 6, 24)
-    assert all(equal(anchor(longer.folder, r), anchor(straight.folder, r)) for r in range(7))
-    loss = {line["round"]: line["loss"] for line in metrics_of(straight.folder) if line["kind"] == "eval"}
-    assert longer["final_eval_loss"] == loss[6]
