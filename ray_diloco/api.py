@@ -177,7 +177,7 @@ def evaluate(run: str, root: str = "runs") -> dict[str, Any]:
     Raises:
       DilocoError: there is no such run or no commit, or its data is gone.
     """
-    from ray_diloco.evaluate import evaluate_run
+    from ray_diloco.evaluation import evaluate_run
 
     folder = run_folder(run, root)
     return evaluate_run(folder, compose((), str(folder / "config.yaml")).config)
@@ -198,7 +198,7 @@ def generate(
       run: name of the run, or its folder.
       prompt: text to continue; empty: the start of a document.
       root: folder of all runs.
-      tokens, temperature, seed, show: see `ray_diloco.generate.generate`.
+      tokens, temperature, seed, show: see `ray_diloco.generation.generate`.
 
     Returns:
       The prompt with its continuation.
@@ -206,8 +206,8 @@ def generate(
     Raises:
       DilocoError: there is no such run or no export, or an argument is out of range.
     """
-    from ray_diloco.generate import export_of
-    from ray_diloco.generate import generate as continue_text
+    from ray_diloco.generation import export_of
+    from ray_diloco.generation import generate as continue_text
 
     export = export_of(run_folder(run, root))
     return continue_text(export, prompt, tokens, temperature, seed=seed, show=show)
@@ -362,7 +362,7 @@ def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
         )
         summary = replace(summary, export=directory.export.name)
         if config.export.prompt and exported.loadable:
-            from ray_diloco.generate import generate as continue_text
+            from ray_diloco.generation import generate as continue_text
 
             sample = continue_text(directory.export, config.export.prompt, config.export.sample_tokens)
             summary = replace(summary, sample=sample)

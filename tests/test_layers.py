@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import ray_diloco
+
 PACKAGE = Path(__file__).resolve().parents[1] / "ray_diloco"
 SERVICES = ("config", "data", "checkpoint", "observe", "provenance")
 DOORS = ("cli", "api", "tune")
@@ -75,7 +77,7 @@ def test_nothing_below_the_cluster_imports_ray(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", SERVICES)
 def test_a_service_knows_neither_training_nor_the_protocol_nor_the_cluster(layer: str) -> None:
-    too_high = {"inner", "rounds", "cluster", "simulate", "export", "generate", *DOORS}
+    too_high = {"inner", "rounds", "cluster", "simulate", "evaluation", "export", "generation", *DOORS}
     known = {str(p.relative_to(PACKAGE)): inside_of(p) & too_high for p in modules_of(layer)}
     assert {path: names for path, names in known.items() if names} == {}
 
@@ -118,3 +120,8 @@ for name in {names!r}:
 def test_importing_the_package_costs_neither_torch_nor_ray() -> None:
     loaded = run_python("import sys, ray_diloco; print(*sys.modules)").split()
     assert {"torch", "ray", "numpy", "deepspeed", "transformers"}.isdisjoint(loaded)
+
+
+def test_no_module_takes_the_name_of_a_function_of_the_package() -> None:
+    # `import ray_diloco.x` sets the attribute `x` of the package, and would hide a function of that name from then on.
+    assert {path.stem for path in PACKAGE.iterdir()} & set(ray_diloco.__all__) == set()

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from ray_diloco.errors import CheckpointError, ConfigError
 from ray_diloco.export import Vocabulary
-from ray_diloco.generate import export_of, generate
+from ray_diloco.generation import export_of, generate
 
 END = 256
 CONTEXT = 64
