@@ -1,128 +1,23 @@
 """Refuses configurations that cannot run, before Ray starts; warns of those that run and disappoint.
 
-Three tables say what single keys may be: allowed values, bounds of numbers, forms of names.  Combinations are small
-functions below them.  Data files, models and clusters are looked at by those who open them, not here.
+`limits.py` says what single keys may be, `combinations.py` which blocks of an algorithm go together; what else has to
+fit together are small functions here.  Data files, models and clusters are looked at by those who open them, not here.
 Sources of the numbers: algorithms.md §1 (gain of Nesterov), ray-and-deepspeed.md Part 2 §1 (bf16 at ZeRO stage 0).
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray_diloco.config.blocks import ChannelConfig
 from ray_diloco.config.functions import check_import_path
 from ray_diloco.config.keys import fields_of, nearest
+from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, SIGNALS, Bound
 from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
 from ray_diloco.errors import ConfigError
-
-FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
-
-ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.attention": ("sdpa", "eager", "flash_attention_2"),
-    "data.source": ("stdlib", *FILE_SOURCES, "hf"),
-    "inner.zero_stage": (0, 1, 2, 3),
-    "inner.precision": ("fp32", "bf16"),
-    "inner.optimizer.name": ("adamw", "sgd"),
-    "inner.schedule.kind": ("wsd", "cosine", "constant"),
-    "outer.kind": ("nesterov", "sgd", "adamw"),
-    "codec.up.kind": ("fp32", "bf16"),
-    "codec.down.kind": ("fp32", "bf16"),
-    "quorum.kind": ("all", "at_least"),
-    "quorum.weights": ("tokens", "steps", "uniform"),
-    "observe.wandb": ("off", "offline", "online"),
-    "export.dtype": ("float32", "bfloat16"),
-}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Where a number must lie; every number must be finite as well."""
-
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-
-    def holds(self, value: float) -> bool:
-        """Whether the value lies inside."""
-        return (
-            math.isfinite(value)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        parts = (
-            ("at least", self.at_least),
-            ("more than", self.above),
-            ("at most", self.at_most),
-            ("less than", self.below),
-        )
-        return "finite, " + " and ".join(f"{words} {limit:g}" for words, limit in parts if limit is not None)
-
-
-_COUNT, _COUNT_OR_NONE = Bound(at_least=1), Bound(at_least=0)
-_POSITIVE, _NOT_NEGATIVE = Bound(above=0.0), Bound(at_least=0.0)
-_BELOW_ONE = Bound(at_least=0.0, below=1.0)
-
-BOUNDS: dict[str, Bound] = {
-    "run.seed": Bound(at_least=0, below=2**63),
-    "run.rounds": _COUNT,
-    "data.max_documents": _COUNT_OR_NONE,
-    "data.sequence_length": Bound(at_least=2),
-    "data.heldout_blocks": _COUNT,
-    "tokenizer.vocab_size": _COUNT,
-    "islands.count": _COUNT,
-    "islands.ranks": _COUNT,
-    "islands.min": _COUNT_OR_NONE,
-    "islands.max": _COUNT_OR_NONE,
-    "islands.cpus_per_rank": _NOT_NEGATIVE,
-    "islands.gpus_per_rank": _NOT_NEGATIVE,
-    "islands.threads": _COUNT_OR_NONE,
-    "inner.H": _COUNT,
-    "inner.lr": _POSITIVE,
-    "inner.micro_batch": _COUNT,
-    "inner.gradient_accumulation": _COUNT,
-    "inner.clip": _NOT_NEGATIVE,
-    "inner.optimizer.beta1": _BELOW_ONE,
-    "inner.optimizer.beta2": _BELOW_ONE,
-    "inner.optimizer.eps": _POSITIVE,
-    "inner.optimizer.weight_decay": _NOT_NEGATIVE,
-    "inner.optimizer.momentum": _BELOW_ONE,
-    "inner.schedule.warmup_steps": _COUNT_OR_NONE,
-    "inner.schedule.decay_steps": _COUNT_OR_NONE,
-    "inner.schedule.total_steps": _COUNT_OR_NONE,
-    "inner.schedule.final_ratio": Bound(at_least=0.0, at_most=1.0),
-    "outer.lr": _POSITIVE,
-    "outer.momentum": _BELOW_ONE,
-    "outer.beta1": _BELOW_ONE,
-    "outer.beta2": _BELOW_ONE,
-    "outer.eps": _POSITIVE,
-    "outer.weight_decay": _NOT_NEGATIVE,
-    "quorum.n": _COUNT,
-    "quorum.grace_s": _NOT_NEGATIVE,
-    "quorum.deadline_s": _NOT_NEGATIVE,
-    "anchor.shards": _COUNT_OR_NONE,
-    "checkpoint.every": _COUNT,
-    "checkpoint.keep_last": _COUNT,
-    "checkpoint.keep_every": _COUNT_OR_NONE,
-    "evaluate.every": _COUNT_OR_NONE,
-    "evaluate.blocks": _COUNT_OR_NONE,
-    "export.sample_tokens": _COUNT,
-    "ray.num_cpus": _COUNT_OR_NONE,
-    "deadlines.placement_s": _POSITIVE,
-    "deadlines.launch_s": _POSITIVE,
-    "deadlines.train_s": _NOT_NEGATIVE,
-    "deadlines.exchange_s": _POSITIVE,
-    "deadlines.silence_s": _POSITIVE,
-    "deadlines.losses": _COUNT,
-}
 
 # Names become parts of file names, actor names and labels.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -143,6 +38,8 @@ def check(config: Config) -> list[str]:
         114–121 combinations; see docs/errors.md.
     """
     _check_tables(config)
+    for name, channel in config.channels.items():
+        _check_channel(f"channels.{name}", channel)
     _check_names(config)
     _check_islands(config)
     _check_model(config)
@@ -174,7 +71,20 @@ def _check_tables(section: Config | InnerConfig, at: str = "") -> None:
             _check_bound(key, _value(section, key.removeprefix(at)), bound)
 
 
-def _value(section: Config | InnerConfig, key: str) -> Any:
+def _check_channel(at: str, channel: ChannelConfig) -> None:
+    """Holds a channel to the limits of the same keys of the run."""
+    _check_bound(f"{at}.H", channel.H, BOUNDS["inner.H"])
+    _check_allowed(f"{at}.signal", channel.signal, SIGNALS)
+    sections = fields_of(ChannelConfig)
+    for key, allowed in ALLOWED.items():
+        if key.partition(".")[0] in sections:
+            _check_allowed(f"{at}.{key}", _value(channel, key), allowed)
+    for key, bound in BOUNDS.items():
+        if key.partition(".")[0] in sections:
+            _check_bound(f"{at}.{key}", _value(channel, key), bound)
+
+
+def _value(section: Config | InnerConfig | ChannelConfig, key: str) -> Any:
     value: Any = section
     for name in key.split("."):
         value = getattr(value, name)
@@ -197,7 +107,7 @@ def _check_bound(key: str, value: float, bound: Bound) -> None:
 
 
 def _check_names(config: Config) -> None:
-    named = {"run.name": [config.run.name], "islands.names": config.islands.names}
+    named = {"run.name": [config.run.name], "islands.names": config.islands.names, "channels": list(config.channels)}
     for key, names in named.items():
         for name in names:
             if not _NAME.fullmatch(name):
@@ -241,7 +151,9 @@ def _check_islands(config: Config) -> None:
     for name, override in islands.overrides.items():
         for key, value in {"ranks": override.ranks, "micro_batch": override.micro_batch}.items():
             if value is not None:
-                _check_bound(f"islands.{name}.{key}", value, _COUNT)
+                _check_bound(
+                    f"islands.{name}.{key}", value, BOUNDS[f"islands.{key}" if key == "ranks" else f"inner.{key}"]
+                )
         for key in ("sequence_length", "cache"):
             if key in override.data_settings:
                 raise ConfigError(

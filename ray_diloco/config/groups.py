@@ -2,7 +2,8 @@
 
 A file is looked for in the folder of `--conf-dir`, then in `./conf` of the current folder, then in the `conf` that
 comes with the package, so users add groups of their own beside their work.  A file of `model`, `data` or `tokenizer`
-holds keys of that section; one of `algorithm` holds sections, because a method is a setting of many blocks.
+holds keys of that section; one of `algorithm` holds sections, because a method is a setting of many blocks, and so does
+one of `overlay`, which is laid over any method (`algorithm=diloco overlay=robust`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ GROUPS: dict[str, Group] = {
     ),
     "tokenizer": Group("bytes", ("name", "vocab_size", "builder"), ("builder", "name")),
     "algorithm": Group("diloco", ("name",), ()),
+    "overlay": Group("none", ("name",), ()),
 }  # fmt: skip
+
+# Groups whose files hold sections.  The order is that of `GROUPS`: an overlay lies over the algorithm.
+OF_BLOCKS = ("algorithm", "overlay")
 
 # What the endings of local files say about their form; any other is read as text.
 SOURCE_BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
@@ -125,11 +130,11 @@ def group_leaves(search: Search, group: str, value: str, origin: str, where: str
     if search.find(group, value) is None and (special := _special(group, value, where)) is not None:
         return {(group, key): Leaf(setting, origin, where) for key, setting in special.items()}
     document, label = search.read(group, value, where, _HINTS.get(group, ""))
-    at: KeyPath = () if group == "algorithm" else (group,)
+    at: KeyPath = () if group in OF_BLOCKS else (group,)
     found: Tree = {(group, "name"): Leaf(value, label, label)}
     for name, below in document.values.items():
         if not at and name in GROUPS:
-            raise ConfigError(101, f"{label}: an algorithm file sets blocks, not {name!r}", f"take {name!r} out of it")
+            raise ConfigError(101, f"{label}: a file of {group} sets blocks, not {name!r}", f"take {name!r} out of it")
         line = f"{label}:{document.lines.get((name,), 1)}"
         for path, setting in leaves(below, (*at, name), line):
             found[path] = Leaf(setting, label, f"{label}:{document.lines.get(path[len(at) :], 1)}")

@@ -1,13 +1,27 @@
 """Every configuration key, its type and default, as plain dataclasses.
 
 These are the schema for OmegaConf (`compose.py`) and travel to the actors as they are.  Each key is explained in
-`conf/`; the check that belongs to a section stands in `check.py`.  No import of Ray, torch or OmegaConf here.
+`conf/`; the check that belongs to a section stands in `check.py`.  The blocks of an algorithm, `inner` apart, are in
+`blocks.py`.  No import of Ray, torch or OmegaConf here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ray_diloco.config.blocks import (
+    AdoptConfig,
+    ChannelConfig,
+    CodecsConfig,
+    FragmentsConfig,
+    MergeConfig,
+    OuterConfig,
+    QuorumConfig,
+    ScheduleConfig,
+    StaleConfig,
+    TopologyConfig,
+)
 
 
 @dataclass
@@ -69,12 +83,17 @@ class TokenizerConfig:
 class InnerOptimizerConfig:
     """Optimiser of the inner steps."""
 
+    # adamw | sgd | muon (matrices; adamw for the rest) | raw (θ − g)
     name: str = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
     momentum: float = 0.0
+    # Of the matrices under muon; inner.lr is the rate of the rest.
+    muon_momentum: float = 0.95
+    muon_lr: float = 0.02
+    muon_weight_decay: float = 0.0
 
 
 @dataclass
@@ -98,6 +117,10 @@ class InnerConfig:
 
     # Inner steps between two rounds.
     H: int = 50
+    # Seconds that every island trains between two rounds, at most H steps; 0: always H steps.
+    round_seconds: float = 0.0
+    # fixed | by_speed (DyLU: slower islands take fewer steps)
+    work: str = "fixed"
     lr: float = 1e-3
     # Sequences per rank and forward pass.
     micro_batch: int = 4
@@ -107,54 +130,14 @@ class InnerConfig:
     precision: str = "fp32"
     # Gradient norm limit; 0: none.
     clip: float = 1.0
+    # Gradients are taken at mix · A + (1 − mix) · θ (GPA's μ_y).
+    mix: float = 0.0
+    # none | fedprox | scaffold
+    correction: str = "none"
+    # μ of fedprox.
+    proximal: float = 0.0
     optimizer: InnerOptimizerConfig = field(default_factory=InnerOptimizerConfig)
     schedule: InnerScheduleConfig = field(default_factory=InnerScheduleConfig)
-
-
-@dataclass
-class OuterConfig:
-    """The optimiser that moves the anchor."""
-
-    # nesterov (torch.optim.SGD's form) | sgd | adamw
-    kind: str = "nesterov"
-    lr: float = 0.7
-    momentum: float = 0.9
-    # Of adamw; DiLoCo (2311.08105) found it unstable unless eps is as large as 0.1.
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 0.1
-    weight_decay: float = 0.0
-
-
-@dataclass
-class CodecConfig:
-    """Form of a payload on its way."""
-
-    # fp32 | bf16
-    kind: str = "fp32"
-
-
-@dataclass
-class CodecsConfig:
-    """How contributions (up) and anchors (down) travel."""
-
-    up: CodecConfig = field(default_factory=CodecConfig)
-    down: CodecConfig = field(default_factory=CodecConfig)
-
-
-@dataclass
-class QuorumConfig:
-    """When a round closes, and what a contribution weighs."""
-
-    # all | at_least
-    kind: str = "all"
-    # at_least: islands that must have offered before the grace window opens.
-    n: int = 1
-    grace_s: float = 0.0
-    # Seconds after the first offer at which a round closes with what it has (0: no such limit).
-    deadline_s: float = 0.0
-    # tokens | steps | uniform
-    weights: str = "tokens"
 
 
 @dataclass
@@ -162,6 +145,13 @@ class AlgorithmConfig:
     """Name of the published method that the block settings come from."""
 
     name: str = "diloco"
+
+
+@dataclass
+class OverlayConfig:
+    """Name of the file whose settings are laid over the algorithm's."""
+
+    name: str = "none"
 
 
 @dataclass
@@ -311,11 +301,20 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    overlay: OverlayConfig = field(default_factory=OverlayConfig)
     islands: IslandsConfig = field(default_factory=IslandsConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
+    fragments: FragmentsConfig = field(default_factory=FragmentsConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     codec: CodecsConfig = field(default_factory=CodecsConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     quorum: QuorumConfig = field(default_factory=QuorumConfig)
+    stale: StaleConfig = field(default_factory=StaleConfig)
+    merge: MergeConfig = field(default_factory=MergeConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
+    adopt: AdoptConfig = field(default_factory=AdoptConfig)
+    # Further exchanges over the same parameters, by name.
+    channels: dict[str, ChannelConfig] = field(default_factory=dict)
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

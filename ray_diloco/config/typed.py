@@ -14,8 +14,8 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ray_diloco.config.check import ALLOWED
 from ray_diloco.config.keys import describe, dotted, fields_of, type_of
+from ray_diloco.config.limits import ALLOWED
 from ray_diloco.config.schema import Config, DataConfig
 from ray_diloco.config.tree import Leaf, Tree
 from ray_diloco.config.yamlfile import KeyPath, escape_references, write_scalar

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from ray_diloco.config.check import ALLOWED, BOUNDS, check, check_inner
+from ray_diloco.config.check import check, check_inner
 from ray_diloco.config.compose import compose
 from ray_diloco.config.keys import dotted, fields_of, schema_keys, type_of
+from ray_diloco.config.limits import ALLOWED, BOUNDS
 from ray_diloco.config.schema import Config, InnerConfig, InnerOptimizerConfig, InnerScheduleConfig
 from ray_diloco.errors import ConfigError
 
@@ -51,7 +52,7 @@ def test_a_near_miss_of_an_enumeration_is_suggested() -> None:
 
 @pytest.mark.parametrize("key", sorted(BOUNDS))
 def test_a_number_below_its_bound_or_not_finite_is_refused(key: str) -> None:
-    for value in (-1, math.inf, math.nan):
+    for value in (-2, math.inf, math.nan):
         with pytest.raises(ConfigError) as caught:
             check(with_value(key, value))
         assert caught.value.number == 111
@@ -65,6 +66,9 @@ def test_a_number_below_its_bound_or_not_finite_is_refused(key: str) -> None:
         ("run.rounds=0", "at least 1"),
         ("inner.lr=0", "more than 0"),
         ("outer.lr=0", "more than 0"),
+        ("stale.c_ok=-1.5", "at least -1 and at most 1"),
+        ("channels.fast.outer.lr=0", "more than 0"),
+        ("channels.fast.H=0", "at least 1"),
         ("outer.momentum=1", "at least 0 and less than 1"),
         ("inner.schedule.final_ratio=1.1", "at least 0 and at most 1"),
         ("data.sequence_length=1", "at least 2"),
@@ -215,7 +219,7 @@ def test_a_learning_rate_that_is_never_reached_is_warned_of() -> None:
 def test_the_tables_know_every_enumeration_that_the_schema_comments() -> None:
     texts = [f"{section}.{name}" for section, name in _plain_text_keys()]
     free = {"run.name", "run.root", "model.name", "model.architecture", "data.name", "data.split", "data.text_column"}
-    free |= {"tokenizer.name", "algorithm.name", "observe.wandb_project", "export.prompt"}
+    free |= {"tokenizer.name", "algorithm.name", "overlay.name", "observe.wandb_project", "export.prompt"}
     assert set(texts) - free == set(ALLOWED) - {"inner.zero_stage"}
 
 

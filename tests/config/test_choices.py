@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from ray_diloco.config.check import ALLOWED
+from ray_diloco.config.limits import ALLOWED
 from ray_diloco.data.sources import SOURCES
 from ray_diloco.export import DTYPES
 from ray_diloco.inner.optimizer import OPTIMIZERS as INNER_OPTIMIZERS

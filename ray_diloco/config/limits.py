@@ -1,0 +1,205 @@
+"""What single keys may be: allowed values and bounds of numbers, as two tables.
+
+The tables import nothing of the code that knows the choices; tests compare the two.  Keys of a channel
+(`channels.<name>.outer.lr`) have the limits of the same key of the run (`outer.lr`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
+
+# Codecs of every element, which may also carry the kept values of one of the others; and all codecs.
+VALUE_CODECS = (
+    "fp32", "bf16", "fp16", "int8_bin_mean", "int8_quantile", "int8_absmax", "int4", "e3m0", "4bit", "2bit", "1bit",
+)  # fmt: skip
+CODECS = (*VALUE_CODECS, "topk", "dct", "low_rank", "mask")
+# Of `channels.<name>.signal`.
+SIGNALS = ("parameters", "control")
+
+
+def _codec(at: str) -> dict[str, tuple[Any, ...]]:
+    return {
+        f"{at}.kind": CODECS,
+        f"{at}.values": VALUE_CODECS,
+        f"{at}.rounding": ("nearest", "stochastic"),
+        f"{at}.codebook": ("", "quantile", "bin_mean"),
+    }
+
+
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.attention": ("sdpa", "eager", "flash_attention_2"),
+    "data.source": ("stdlib", *FILE_SOURCES, "hf"),
+    "inner.zero_stage": (0, 1, 2, 3),
+    "inner.precision": ("fp32", "bf16"),
+    "inner.work": ("fixed", "by_speed"),
+    "inner.correction": ("none", "fedprox", "scaffold"),
+    "inner.optimizer.name": ("adamw", "sgd", "muon", "raw"),
+    "inner.schedule.kind": ("wsd", "cosine", "constant"),
+    "fragments.kind": ("whole", "layers", "bins", "random"),
+    "fragments.draw": ("bernoulli", "partitioned"),
+    "schedule.adaptive": ("none", "norm"),
+    **_codec("codec.up"),
+    **_codec("codec.down"),
+    "topology.kind": ("star", "ring", "hierarchy", "pairs", "none"),
+    "topology.anchors": ("shared", "per_island"),
+    "quorum.kind": ("all", "at_least", "immediate"),
+    "quorum.late": ("drop", "carry"),
+    "quorum.weights": ("tokens", "steps", "uniform", "tokens2_per_step", "shard_size"),
+    "stale.scale": ("none", "inverse_sqrt_islands"),
+    "merge.kind": (
+        "mean", "mean_over_senders", "rda", "median", "trimmed_mean", "krum", "multi_krum", "bulyan",
+        "geometric_median", "centred_clipping",
+    ),
+    "outer.kind": (
+        "nesterov", "sgd", "heavy_ball", "lookahead_nesterov", "ema_nesterov", "delayed_nesterov", "adamw", "adam",
+        "yogi", "adagrad", "sign",
+    ),
+    "outer.schedule.kind": ("constant", "cosine"),
+    "outer.average.kind": ("none", "uniform", "ema"),
+    "adopt.kind": ("overwrite", "mix", "keep", "rebase", "compensated_rebase", "lookahead"),
+    "observe.wandb": ("off", "offline", "online"),
+    "export.dtype": ("float32", "bfloat16"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a number must lie; every number must be finite as well."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies inside."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        parts = (
+            ("at least", self.at_least),
+            ("more than", self.above),
+            ("at most", self.at_most),
+            ("less than", self.below),
+        )
+        return "finite, " + " and ".join(f"{words} {limit:g}" for words, limit in parts if limit is not None)
+
+
+_COUNT, _COUNT_OR_NONE = Bound(at_least=1), Bound(at_least=0)
+_POSITIVE, _NOT_NEGATIVE = Bound(above=0.0), Bound(at_least=0.0)
+_BELOW_ONE, _PART = Bound(at_least=0.0, below=1.0), Bound(at_least=0.0, at_most=1.0)
+_SOME = Bound(above=0.0, at_most=1.0)
+
+
+def _codec_bounds(at: str) -> dict[str, Bound]:
+    return {
+        f"{at}.block": _COUNT_OR_NONE,
+        f"{at}.k": _COUNT_OR_NONE,
+        f"{at}.rank": _COUNT,
+        f"{at}.p": _SOME,
+        f"{at}.decay": _PART,
+        f"{at}.scale": _POSITIVE,
+    }
+
+
+BOUNDS: dict[str, Bound] = {
+    "run.seed": Bound(at_least=0, below=2**63),
+    "run.rounds": _COUNT,
+    "data.max_documents": _COUNT_OR_NONE,
+    "data.sequence_length": Bound(at_least=2),
+    "data.heldout_blocks": _COUNT,
+    "tokenizer.vocab_size": _COUNT,
+    "islands.count": _COUNT,
+    "islands.ranks": _COUNT,
+    "islands.min": _COUNT_OR_NONE,
+    "islands.max": _COUNT_OR_NONE,
+    "islands.cpus_per_rank": _NOT_NEGATIVE,
+    "islands.gpus_per_rank": _NOT_NEGATIVE,
+    "islands.threads": _COUNT_OR_NONE,
+    "inner.H": _COUNT,
+    "inner.round_seconds": _NOT_NEGATIVE,
+    "inner.lr": _POSITIVE,
+    "inner.micro_batch": _COUNT,
+    "inner.gradient_accumulation": _COUNT,
+    "inner.clip": _NOT_NEGATIVE,
+    "inner.mix": _PART,
+    "inner.proximal": _NOT_NEGATIVE,
+    "inner.optimizer.beta1": _BELOW_ONE,
+    "inner.optimizer.beta2": _BELOW_ONE,
+    "inner.optimizer.eps": _POSITIVE,
+    "inner.optimizer.weight_decay": _NOT_NEGATIVE,
+    "inner.optimizer.momentum": _BELOW_ONE,
+    "inner.optimizer.muon_momentum": _BELOW_ONE,
+    "inner.optimizer.muon_lr": _POSITIVE,
+    "inner.optimizer.muon_weight_decay": _NOT_NEGATIVE,
+    "inner.schedule.warmup_steps": _COUNT_OR_NONE,
+    "inner.schedule.decay_steps": _COUNT_OR_NONE,
+    "inner.schedule.total_steps": _COUNT_OR_NONE,
+    "inner.schedule.final_ratio": _PART,
+    "fragments.size": _COUNT,
+    "fragments.count": _COUNT,
+    "fragments.p": _SOME,
+    "schedule.delay": _COUNT_OR_NONE,
+    "schedule.lag": _COUNT_OR_NONE,
+    **_codec_bounds("codec.up"),
+    **_codec_bounds("codec.down"),
+    "outer.lr": _POSITIVE,
+    "outer.momentum": _BELOW_ONE,
+    "outer.beta1": _BELOW_ONE,
+    "outer.beta2": _BELOW_ONE,
+    "outer.eps": _POSITIVE,
+    "outer.weight_decay": _NOT_NEGATIVE,
+    "outer.tau": _POSITIVE,
+    "outer.buffer": _COUNT_OR_NONE,
+    "outer.c": _PART,
+    "outer.schedule.warmup_rounds": _COUNT_OR_NONE,
+    "outer.schedule.final_ratio": _PART,
+    "outer.average.start": _BELOW_ONE,
+    "outer.average.decay": _BELOW_ONE,
+    "quorum.n": _COUNT,
+    "quorum.fraction": _PART,
+    "quorum.grace_s": _NOT_NEGATIVE,
+    "quorum.deadline_s": _NOT_NEGATIVE,
+    "stale.age_power": _NOT_NEGATIVE,
+    "stale.max_age": _COUNT_OR_NONE,
+    "stale.c_ok": Bound(at_least=-1.0, at_most=1.0),
+    "stale.k_s": _NOT_NEGATIVE,
+    "stale.k_d": _NOT_NEGATIVE,
+    "stale.kappa": _NOT_NEGATIVE,
+    "stale.beta_max": _PART,
+    "stale.half_life_s": _NOT_NEGATIVE,
+    "stale.divergence": _NOT_NEGATIVE,
+    "merge.byzantine": _COUNT_OR_NONE,
+    "merge.trim": _COUNT_OR_NONE,
+    "merge.keep": _COUNT_OR_NONE,
+    "merge.iterations": _COUNT,
+    "merge.tau": _NOT_NEGATIVE,
+    "merge.relative_tau": _POSITIVE,
+    "merge.consensus": _PART,
+    "adopt.alpha": _PART,
+    "adopt.strength": _NOT_NEGATIVE,
+    "anchor.shards": _COUNT_OR_NONE,
+    "checkpoint.every": _COUNT,
+    "checkpoint.keep_last": _COUNT,
+    "checkpoint.keep_every": _COUNT_OR_NONE,
+    "evaluate.every": _COUNT_OR_NONE,
+    "evaluate.blocks": _COUNT_OR_NONE,
+    "export.sample_tokens": _COUNT,
+    "ray.num_cpus": _COUNT_OR_NONE,
+    "deadlines.placement_s": _POSITIVE,
+    "deadlines.launch_s": _POSITIVE,
+    "deadlines.train_s": _NOT_NEGATIVE,
+    "deadlines.exchange_s": _POSITIVE,
+    "deadlines.silence_s": _POSITIVE,
+    "deadlines.losses": _COUNT,
+}
