@@ -121,7 +121,7 @@ def test_a_rule_of_ones_own_finds_the_blocks():
 
 
 def test_a_model_without_numbered_blocks_has_no_layers():
-    with pytest.raises(SyncError, match="wte.weight") as caught:
+    with pytest.raises(SyncError, match=r"wte\.weight") as caught:
         fragments_of("layers", layout_of([("wte.weight", (4, 4)), ("head.weight", (4, 4))]))
     assert caught.value.number == 432
 
