@@ -149,11 +149,9 @@ def _check_islands(config: Config) -> None:
             "lower islands.count, raise islands.max, or set it to 0",
         )
     for name, override in islands.overrides.items():
-        for key, value in {"ranks": override.ranks, "micro_batch": override.micro_batch}.items():
+        for of_all, value in {"islands.ranks": override.ranks, "inner.micro_batch": override.micro_batch}.items():
             if value is not None:
-                _check_bound(
-                    f"islands.{name}.{key}", value, BOUNDS[f"islands.{key}" if key == "ranks" else f"inner.{key}"]
-                )
+                _check_bound(f"islands.{name}.{of_all.partition('.')[2]}", value, BOUNDS[of_all])
         for key in ("sequence_length", "cache"):
             if key in override.data_settings:
                 raise ConfigError(

@@ -72,10 +72,10 @@ def _merge(search: Search, experiment: Layer | None, said: Layer) -> Tree:
                 _choose(tree, search, group, choice, layer)
             elif choice is None and _defines_inline(layer, group):
                 _define_inline(tree, layer, group)
-        if layer is said and experiment and "algorithm" in said.choices and "overlay" not in said.choices:
+        below = experiment.choices.get("overlay") if experiment and layer is said else None
+        if below and "algorithm" in said.choices and "overlay" not in said.choices:
             # The algorithm of a later layer comes under the overlay of an earlier one.
-            if overlay := experiment.choices.get("overlay"):
-                _choose(tree, search, "overlay", overlay, experiment)
+            _choose(tree, search, "overlay", below, experiment)
         _lay_over(tree, search, layer)
     return tree
 
