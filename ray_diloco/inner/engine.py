@@ -16,7 +16,7 @@ from torch import nn
 from ray_diloco.config.check import check_inner
 from ray_diloco.config.schema import InnerConfig
 from ray_diloco.inner.model import parameter_count
-from ray_diloco.inner.optimizer import OPTIMIZERS, parameter_groups
+from ray_diloco.inner.optimizer import OPTIMIZERS
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -42,8 +42,7 @@ def build_engine(model: nn.Module, inner: InnerConfig, *, compile_model: bool = 
 
     # It prints a dozen lines and collects garbage for a second, whatever the log level.
     deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-    kind = OPTIMIZERS[inner.optimizer.name]
-    optimizer = kind.build(parameter_groups(model, inner), inner.lr, inner.optimizer)
+    optimizer = OPTIMIZERS[inner.optimizer.name].build(model, inner)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
@@ -82,10 +81,10 @@ def deepspeed_config(inner: InnerConfig, parameters: int) -> dict[str, Any]:
     return config
 
 
-def set_learning_rate(engine: DeepSpeedEngine, lr: float) -> None:
-    """Sets the rate of the next step in all groups."""
+def set_learning_rates(engine: DeepSpeedEngine, factor: float) -> None:
+    """Sets the rate of the next step in all groups: `factor` times the group's own."""
     for group in engine.basic_optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = group["base_lr"] * factor
 
 
 def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:

@@ -23,9 +23,19 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ray_diloco.inner import group, state
 from ray_diloco.inner.builder import output_field
-from ray_diloco.inner.engine import build_engine, clip_gradients, set_learning_rate
+from ray_diloco.inner.corrections import (
+    Correction,
+    EvaluationMix,
+    before_each_step,
+    check_correction,
+    check_given,
+    correct,
+    over_slices,
+)
+from ray_diloco.inner.engine import build_engine, clip_gradients, set_learning_rates
 from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
+from ray_diloco.inner.muon import hidden_matrices, place_matrices
 from ray_diloco.inner.noise import seed_step
 from ray_diloco.inner.optimizer import OPTIMIZERS
 from ray_diloco.inner.schedule import learning_rate_factor
@@ -56,7 +66,7 @@ class TrainReport:
       step_seconds: median time of a step in this rank.
       skipped: steps that the engine did not apply because their gradient overflowed (bf16).
       finite: every loss and the last gradient norm are finite.
-      stopped: a rank asked to stop before the last step.
+      stopped: a rank asked to stop, or time was up, before the last step.
     """
 
     steps: int
@@ -78,6 +88,14 @@ class InnerRank:
       settings: see `RankSettings`.
       store: the store that this process opened with `group.open_store` (rank 0 of several).
 
+    Attributes:
+      layout: the canonical form of the model.
+      slices: what this rank holds of it.
+      emits: what this rank sends of it.
+      correction: what changes the gradient before the step; None: nothing.
+      mix: says where the gradient is taken; None: at `θ`.
+      rate_sum: sum of the learning rates of the steps done since somebody set it to 0 (`inner.lr` × schedule each).
+
     Raises:
       InnerError: 7xx, the model or engine cannot be built, or the island did not come together in time.
     """
@@ -85,6 +103,8 @@ class InnerRank:
     def __init__(self, settings: RankSettings, store: Store | None = None) -> None:
         self.settings = settings
         self._stage = settings.inner.zero_stage
+        self._kind = OPTIMIZERS[settings.inner.optimizer.name]
+        check_correction(settings.inner)
         torch.set_num_threads(settings.threads)
         self._joined = not dist.is_initialized()
         if self._joined:
@@ -95,15 +115,21 @@ class InnerRank:
         self.layout: Layout = layout_of_model(model)
         # The key-value cache of Hugging Face models is for generation only.
         self._extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        self._state_names = self._kind.state_names(model, settings.inner)
+        matrices = hidden_matrices(model)
         initial = _values_by_name(model) if settings.inner.precision != "fp32" else {}
         self._engine = build_engine(model, settings.inner, compile_model=settings.model.compile)
         self._control = dist.new_group(backend="gloo") if settings.world > 1 else None
         group.limit_waits(settings.timeout_s)
         self._homes = find_homes(self._engine, self.layout, self._stage)
-        optimizer = settings.inner.optimizer
-        self._state_names = OPTIMIZERS[optimizer.name].state_names(optimizer)
+        place_matrices(self._engine, self._stage, self.layout, self._homes, matrices, self._control)
         self.slices: tuple[Slice, ...] = slices_of(self._homes)
         self.emits: Ranges = emitted_ranges(self._homes, self.layout, self._stage, settings.rank, settings.world)
+        self.correction: Correction | None = None
+        self.mix: EvaluationMix | None = None
+        self.rate_sum = 0.0
+        if self._stage > 0:
+            before_each_step(self._engine.basic_optimizer, self._correct)
         if initial:
             self._write_initial(initial)
 
@@ -117,18 +143,38 @@ class InnerRank:
         """Makes what was written into `slices` the parameters of the next forward pass; collective."""
         commit_writes(self._engine, self._stage)
 
-    def train(self, start_step: int, steps: int, batches: StepBatches, on_step: OnStep | None = None) -> TrainReport:
-        """Does `steps` optimiser steps; collective.
+    def over_slices(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """A vector [total(emits)] in the order of `emits`, as flat tensors aligned with `slices`; collective.
 
-        When a rank's `on_step` returns True, all ranks end after the same step: that one, or the next if there are
-        several ranks.
+        This is how `A`, `B` or a control, of which a rank has what it emits, become what `correction` and `mix` want.
+        """
+        return over_slices(packed, self.emits, self.slices, self.layout, self._control)
+
+    def train(
+        self,
+        start_step: int,
+        steps: int,
+        batches: StepBatches,
+        on_step: OnStep | None = None,
+        seconds: float = 0.0,
+    ) -> TrainReport:
+        """Does `steps` optimiser steps, or as many as fit into a time; collective.
+
+        When a rank's `on_step` returns True or its time is up, all ranks end after the same step: that one, or the next
+        if there are several ranks.
 
         Args:
           start_step: global step of the run that the first of them is.
           steps: how many.
           batches: this rank's token ids by step of the segment.
           on_step: called after every step.
+          seconds: time after which no further step begins, but for the one that it takes several ranks to agree; the
+            first is always done.  0: no limit.
+
+        Raises:
+          InnerError: RD-716, `correction` or `mix` is not set though the settings ask for it.
         """
+        check_given(self.settings.inner, self.correction, self.mix)
         self._engine.train()
         vote = StopVote(self._control)
         skipped = self._engine.skipped_steps
@@ -140,6 +186,7 @@ class InnerRank:
             losses.append(loss)
             moments.append(time.perf_counter())
             wants_stop = bool(on_step(start_step + k, loss)) if on_step else False
+            wants_stop = wants_stop or 0.0 < seconds <= time.perf_counter() - moments[0]
             if vote.decided(wants_stop):
                 break
         vote.close()
@@ -188,20 +235,43 @@ class InnerRank:
     def _step(self, step: int, micro_batches: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
         """One optimiser step; mean loss of its micro-batches and gradient norm before clipping."""
         s, engine = self.settings, self._engine
-        set_learning_rate(engine, s.inner.lr * learning_rate_factor(s.inner.schedule, step, s.total_steps))
+        factor = learning_rate_factor(s.inner.schedule, step, s.total_steps) if self._kind.scheduled else 1.0
+        set_learning_rates(engine, factor)
         seed_step(s.seed, s.island, s.rank, step, self.device)
+        skipped = engine.skipped_steps
         losses = []
         norm: torch.Tensor | float = 0.0
+        if self.mix is not None:
+            self.mix.enter(self.slices)
+            self.commit_writes()
         for k, ids in enumerate(micro_batches.to(self.device, non_blocking=True)):
             loss = output_field(self._forward(ids), "loss")
             engine.backward(loss)
-            if self._stage == 0 and k == len(micro_batches) - 1:
-                norm = clip_gradients(engine.module, s.inner.clip)
+            if k == len(micro_batches) - 1:
+                norm = self._before_step()
             engine.step()
             losses.append(loss.detach())
         if self._stage > 0:
             norm = engine.get_global_grad_norm()
+        if engine.skipped_steps == skipped:
+            self.rate_sum += self._kind.base_lr(s.inner) * factor
+        elif self.mix is not None:
+            # No step has replaced the mixed values in the model that computes.
+            self.commit_writes()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), norm
+
+    def _before_step(self) -> torch.Tensor | float:
+        """What happens between the last backward pass and the step; the gradient norm where it is ours (stage 0)."""
+        if self.mix is not None:
+            self.mix.leave(self.slices)
+        if self._stage > 0:
+            return 0.0
+        self._correct()
+        return clip_gradients(self._engine.module, self.settings.inner.clip)
+
+    def _correct(self) -> None:
+        if self.correction is not None:
+            correct(self.correction, self._homes, self.slices, self._engine.basic_optimizer)
 
     def _forward(self, ids: torch.Tensor) -> Any:
         return self._engine(input_ids=ids, labels=ids, **self._extra)

@@ -20,10 +20,12 @@ from ray_diloco.inner.slices import Home
 from ray_diloco.outer.layout import Range, Ranges, intersect, overlaps
 
 STEP = "step"
+# Names of the tensors that are kept for each parameter, by the parameter's name.
+Names = Mapping[str, tuple[str, ...]]
 
 
 def read_state(
-    optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], emits: Ranges, names: tuple[str, ...]
+    optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], emits: Ranges, names: Names
 ) -> dict[str, np.ndarray]:
     """Copies of the state of the elements `emits`, by piece; an optimiser that has not stepped has none."""
     pieces: dict[str, np.ndarray] = {}
@@ -34,14 +36,14 @@ def read_state(
         if STEP in state:
             pieces[STEP] = np.asarray(int(state[STEP]), dtype=np.int64)
         for r in intersect((home.range,), emits):
-            for name in names:
+            for name in names[home.spec.name]:
                 part = home.part_of(state[name]).narrow(0, r.start - home.range.start, r.numel)
                 pieces[_key(name, home, r)] = part.cpu().numpy().copy()
     return pieces
 
 
 def write_state(
-    optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], names: tuple[str, ...], pieces: Mapping[str, np.ndarray]
+    optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], names: Names, pieces: Mapping[str, np.ndarray]
 ) -> None:
     """Restores the state of all elements of `homes` from pieces of any cut, bit by bit.
 
@@ -55,14 +57,14 @@ def write_state(
         return
     saved = _by_tensor(pieces)
     for home in homes:
-        for name in names:
+        for name in names[home.spec.name]:
             _check_cover(home, name, saved[name, home.spec.name])
     _ensure_state(optimizer, homes, names)
     for home in homes:
         state = optimizer.state[home.flat]
         if STEP in state:
             state[STEP].fill_(float(pieces.get(STEP, 0)))
-        for name in names:
+        for name in names[home.spec.name]:
             target = home.part_of(state[name])
             for start, array in saved[name, home.spec.name]:
                 first = home.spec.offset + start
@@ -77,16 +79,18 @@ def reset_state(optimizer: torch.optim.Optimizer, homes: tuple[Home, ...]) -> No
             value.zero_()
 
 
-def _ensure_state(optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], names: tuple[str, ...]) -> None:
+def _ensure_state(optimizer: torch.optim.Optimizer, homes: tuple[Home, ...], names: Names) -> None:
     """Creates what an optimiser creates at its first step, so that it can be filled before."""
-    for flat in _flats(homes):
-        state = optimizer.state[flat]
+    # The pieces of a flat tensor are of one parameter group, hence of one kind.
+    for home in {id(home.flat): home for home in homes}.values():
+        state, kept = optimizer.state[home.flat], names[home.spec.name]
         if state:
             continue
-        if isinstance(optimizer, torch.optim.AdamW):
-            state[STEP] = torch.zeros((), dtype=torch.float32, device=flat.device)
-        for name in names:
-            state[name] = torch.zeros_like(flat.detach())
+        if "exp_avg" in kept:
+            # Adam counts its steps, the others do not.
+            state[STEP] = torch.zeros((), dtype=torch.float32, device=home.flat.device)
+        for name in kept:
+            state[name] = torch.zeros_like(home.flat.detach())
 
 
 def _flats(homes: tuple[Home, ...]) -> Iterator[torch.Tensor]:

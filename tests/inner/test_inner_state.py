@@ -3,12 +3,14 @@ import pytest
 import torch
 
 from ray_diloco.errors import InnerError
+from ray_diloco.inner.muon import HIDDEN, MuonAdamW
 from ray_diloco.inner.slices import Home
 from ray_diloco.inner.state import read_state, reset_state, write_state
 from ray_diloco.outer.layout import Range, layout_of
 
 LAYOUT = layout_of([("a", (2, 3)), ("b|odd", (4,))])
-NAMES = ("exp_avg", "exp_avg_sq")
+KEPT = ("exp_avg", "exp_avg_sq")
+NAMES = {"a": KEPT, "b|odd": KEPT}
 
 
 def stepped(seed):
@@ -55,7 +57,7 @@ def test_pieces_of_another_cut_are_put_together():
     parts = [read_state(optimizer, homes, (r,), NAMES) for r in (Range(0, 1), Range(1, 7), Range(7, 10))]
     other, other_homes, other_flat = stepped(1)
     write_state(other, other_homes, NAMES, {k: v for part in parts for k, v in part.items()})
-    for name in NAMES:
+    for name in KEPT:
         for home, target in zip(homes, other_homes, strict=True):
             assert torch.equal(target.part_of(other.state[other_flat][name]), home.part_of(optimizer.state[flat][name]))
     assert int(other.state[other_flat]["step"]) == 3
@@ -90,3 +92,33 @@ def test_no_pieces_are_the_state_of_an_optimiser_that_has_not_stepped():
     write_state(optimizer, homes, NAMES, {})
     assert float(optimizer.state[flat]["exp_avg"].abs().sum()) == 0.0
     assert int(optimizer.state[flat]["step"]) == 0
+
+
+def two_kinds(seed):
+    """Muon on `a`, AdamW on `b|odd`."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.nn.Parameter(torch.randn(*spec.shape, generator=generator)) for spec in LAYOUT.tensors)
+    rates = {"lr": 0.1, "weight_decay": 0.0}
+    optimizer = MuonAdamW(
+        [{"params": [a], HIDDEN: True, "momentum": 0.9, **rates}, {"params": [b], HIDDEN: False, **rates}]
+    )
+    homes = tuple(Home(spec, spec.range, p, 0) for spec, p in zip(LAYOUT.tensors, (a, b), strict=True))
+    a.grad, b.grad = torch.randn(2, 3, generator=generator), torch.randn(4, generator=generator)
+    return optimizer, homes, (a, b)
+
+
+def test_each_parameter_has_the_state_of_its_own_kind():
+    names = {"a": ("momentum_buffer",), "b|odd": KEPT}
+    optimizer, homes, parameters = two_kinds(0)
+    optimizer.step()
+    pieces = read_state(optimizer, homes, LAYOUT.whole, names)
+    assert set(pieces) == {"step", "momentum_buffer|0:6|a", "exp_avg|0:4|b|odd", "exp_avg_sq|0:4|b|odd"}
+    other, other_homes, other_parameters = two_kinds(1)
+    write_state(other, other_homes, names, pieces)
+    for p, q in zip(parameters, other_parameters, strict=True):
+        q.data.copy_(p.data)
+        q.grad = p.grad
+    optimizer.step()
+    other.step()
+    assert all(torch.equal(p, q) for p, q in zip(parameters, other_parameters, strict=True))
+    assert int(other.state[other_parameters[1]]["step"]) == 2 and "step" not in other.state[other_parameters[0]]
