@@ -17,16 +17,27 @@ from ray_diloco.errors import SyncError
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an island did for a contribution: inner optimiser steps taken and tokens trained on."""
+    """What an island did for a contribution.
+
+    Attributes:
+      steps: inner optimiser steps taken.
+      tokens: tokens trained on.
+      shard: blocks of the island's own part of the data; 0 where it has none of its own.
+    """
 
     steps: int
     tokens: int
+    shard: int = 0
 
 
+# Asked only of islands that took a step.
 WEIGHTS: dict[str, Callable[[Work], float]] = {
     "tokens": lambda work: work.tokens,
     "steps": lambda work: work.steps,
     "uniform": lambda work: 1.0,
+    # Decoupled DiLoCo (2604.21428): uniform where all did the same, more for who trained on more tokens a step.
+    "tokens2_per_step": lambda work: work.tokens * (work.tokens / work.steps),
+    "shard_size": lambda work: work.shard,
 }
 
 
