@@ -1,8 +1,9 @@
 """Durable commits under way: what was sent to the store, and which islands still owe their inner state to it.
 
-A commit is written in the background while islands train on.  Each island that takes part in its round has a ticket:
-it redeems it when it has adopted the round and copied its inner state.  One that is lost, or came too late for the
-round, is excused, and the commit goes without it.
+A commit is written in the background while islands train on.  Each island that takes part in its round has a ticket
+and redeems it with a copy of its inner state.  One that is lost, or came too late for the round, is excused, and the
+commit goes without it.  Where a merge is adopted with a delay, islands pass the point before the commit begins: they
+hand over in advance.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Commits:
         self.durable = self.sent = round_
         self._store, self._ended = store, ended
         self._tickets: dict[int, dict[str, _Ticket]] = {}
+        self._early: dict[int, dict[str, Written]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -46,25 +48,44 @@ class Commits:
         loop = asyncio.get_running_loop()
         tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in snapshot.members}
         self.sent = snapshot.round
+        for round_ in [r for r in self._early if r <= snapshot.round]:
+            for name, written in self._early.pop(round_).items():
+                if round_ == snapshot.round and name in tickets:
+                    tickets[name].set_result(written)
         task = asyncio.create_task(self._write(snapshot, tickets, told))
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
-    def awaits(self, round_: int, island: str) -> bool:
-        """True if the commit of a round waits for the inner state of an island."""
+    def owed(self, island: str) -> list[int]:
+        """Rounds whose commits wait for the inner state of an island."""
+        return [round_ for round_ in self._tickets if self._awaits(round_, island)]
+
+    def wants(self, round_: int, island: str) -> bool:
+        """True if the commit of a round has, or could still get, a use for the inner state of an island."""
+        return self._awaits(round_, island) or (round_ > self.sent and island not in self._early.get(round_, {}))
+
+    def hand_over(self, round_: int, island: str, written: Written) -> None:
+        """Takes an inner state that is being written; a commit that failed meanwhile has no use for it."""
+        if self._awaits(round_, island):
+            self._tickets[round_][island].set_result(written)
+        elif round_ > self.sent:
+            self._early.setdefault(round_, {})[island] = written
+
+    def _awaits(self, round_: int, island: str) -> bool:
         ticket = self._tickets.get(round_, {}).get(island)
         return ticket is not None and not ticket.done()
-
-    def redeem(self, round_: int, island: str, written: Written) -> None:
-        """Hands over an inner state that is being written; a commit that failed meanwhile has no use for it."""
-        if self.awaits(round_, island):
-            self._tickets[round_][island].set_result(written)
 
     def excuse(self, island: str) -> None:
         """Lets all commits under way go without an island's inner state, if they have not got it."""
         for round_ in self._tickets:
-            if self.awaits(round_, island):
+            if self._awaits(round_, island):
                 self._tickets[round_][island].set_result(None)
+
+    def lost(self, island: str) -> None:
+        """Expects nothing more of an island, and does without what it was still writing."""
+        for early in self._early.values():
+            early.pop(island, None)
+        self.excuse(island)
 
     async def settle(self) -> None:
         """Lets what is being written come to its end, without those who have not handed over."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ray_diloco.rounds.ports import BlockLoss, Island
+from ray_diloco.rounds.ports import BlockLoss, Island, Update
 
 
 class Evaluation:
-    """The evaluation of one version over `blocks`, in chunks of `chunk` blocks."""
+    """The evaluation of one version over `blocks`, in chunks of `chunk` blocks.
 
-    def __init__(self, blocks: Sequence[int], chunk: int) -> None:
+    `at` are the anchors to evaluate under; None: the parameters of whoever takes part.
+    """
+
+    def __init__(self, blocks: Sequence[int], chunk: int, at: Sequence[Update] | None = None) -> None:
+        self._at = at
         self._todo = [tuple(blocks[i : i + chunk]) for i in range(0, len(blocks), chunk)][::-1]
         self._missing = len(self._todo)
         self._losses: dict[int, BlockLoss] = {}
@@ -40,7 +44,7 @@ class Evaluation:
                 continue
             chunk = self._todo.pop()
             try:
-                losses = await island.evaluate(chunk)
+                losses = await island.evaluate(chunk, self._at)
             except BaseException:
                 self._todo.append(chunk)
                 self._pulse()
@@ -48,6 +52,7 @@ class Evaluation:
             self._losses.update({loss.block: loss for loss in losses})
             self._missing -= 1
             if self.done:
+                self._at = None
                 self._pulse()
                 return True
         return False

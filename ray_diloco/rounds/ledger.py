@@ -49,6 +49,16 @@ class Ledger:
         self._land(lease)
         self._returned = normalise((*self._returned, *lease.blocks))
 
+    def shorten(self, lease: Lease, blocks: int) -> Lease:
+        """Takes back all but the first `blocks` of a lease in flight; returns what is left of it."""
+        kept = _first(lease.blocks, blocks)
+        self._land(lease)
+        self._returned = normalise((*self._returned, *subtract(lease.blocks, kept)))
+        self._leases += 1
+        left = Lease(self._leases, self.source, kept)
+        self._flying[left.number] = left
+        return left
+
     @property
     def issued(self) -> int:
         """Number of indices ever issued."""

@@ -3,7 +3,8 @@
 An island **trains** a segment, **emits** what is due, waits for the **merge**, **adopts** it.  A round commits
 everywhere or nowhere: keepers prepare in spare buffers, the decision is a line in the ledger, then they swap.
 Whatever can fail raises at one of these awaits, and only the supervisor of that island (`_slot`) decides what
-becomes of it.  Plain DiLoCo (2311.08105) is one fragment without delay and quorum `all`.
+becomes of it.  Plain DiLoCo (2311.08105) is one fragment without delay and quorum `all`; every other method is another
+schedule, quorum, topology or weigher.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.schedule import Due
+from ray_diloco.outer.layout import total
+from ray_diloco.outer.schedule import Boundary, Due
 from ray_diloco.rounds.commits import Commits
 from ray_diloco.rounds.evaluation import Evaluation
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
-from ray_diloco.rounds.plans import Assignment, Plans
+from ray_diloco.rounds.plans import Assignment, FreePlans, Planner, Plans
 from ray_diloco.rounds.ports import (
     Anchor,
     ContributionRefused,
@@ -29,15 +31,16 @@ from ray_diloco.rounds.ports import (
     Offer,
     Outcome,
     Prepared,
+    Report,
+    Step,
     Store,
     Timing,
-    Update,
+    Work,
 )
 from ray_diloco.rounds.position import Claim, Position
 from ray_diloco.rounds.rendezvous import Rendezvous
 from ray_diloco.rounds.rules import Rules
-
-Weighed = Sequence[tuple[Offer, float]]
+from ray_diloco.rounds.topology import Meeting, Weighed
 
 
 class Run:
@@ -61,19 +64,26 @@ class Run:
         self.members: dict[str, Member] = {}
         for plan in rules.islands.values():
             position.ledgers.setdefault(plan.source, Ledger(plan.source))
-        for fragment in range(len(rules.schedule.offsets)):
+        for fragment in range(rules.schedule.fragments):
             position.versions.setdefault(fragment, 0)
         self._fleet, self._anchor, self._journal = fleet, anchor, journal
-        self._plans = Plans(rules, position, self.members, journal)
+        planner: type[Planner] = FreePlans if rules.free else Plans
+        self._plans = planner(rules, position, self.members, journal)
         self._rounds: dict[Due, Rendezvous] = {}
+        # Rounds of a fragment are merged one after the other.
+        self._turns = {fragment: asyncio.Lock() for fragment in range(rules.schedule.fragments)}
+        # By fragment: offers that came too late for their round, and the contributions of the last one.
+        self._carried: dict[int, list[Offer]] = {}
+        self._before: dict[int, Weighed] = {}
         self._concluding: dict[Due, asyncio.Task[None]] = {}
         self._commits = Commits(store, position.round, self._written)
         self._evaluations: dict[int, Evaluation] = {}
         self._failures, self._refusal = 0, ""
         self._resumed = position.round
         self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
-        self._passed: dict[int, int] = {}
         self._stopping = False
+        # By fragment: the newest round of which nothing is kept any more.
+        self._forgotten: dict[int, int] = {}
         self._founding = asyncio.Lock()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -106,8 +116,9 @@ class Run:
     @property
     def awaited(self) -> dict[str, list[str]]:
         """Open rounds, and whom each waits for."""
+        several = self.rules.schedule.fragments > 1
         return {
-            f"round {due.round}": sorted(rendezvous.awaited)
+            f"round {due.round}{f' of fragment {due.fragment}' if several else ''}": sorted(rendezvous.awaited)
             for due, rendezvous in self._rounds.items()
             if not rendezvous.closed.done()
         }
@@ -145,14 +156,17 @@ class Run:
         async with self._founding:
             if not self.position.founded:
                 await self._anchor.found(await island.found())
-                await self._journal.trace(0, None, ())
+                await self._journal.trace(None, None, ())
                 self.position.founded = True
-        await self._adopt(member, island, await self._anchor.current())
+        if island.restored is not None and self.position.round == self._resumed:
+            member.versions, member.settled = dict(island.restored), True
+        else:
+            await self._enter(member, island)
         self._journal.event(
             "island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None
         )
         if self._owes_evaluation and self.position.round == self._resumed:
-            await self._evaluate(member, island, self._resumed, self.rules.evaluate_blocks)
+            await self._evaluate(member, island, self._resumed, self.rules.evaluate_blocks, None)
 
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
@@ -161,24 +175,37 @@ class Run:
             work, boundary = assignment
             member.leases.append(work.lease)
             if member.joined_late(self.position.versions):
-                timing.adopt_s += await self._adopt(member, island, await self._anchor.current())
-            member.state = State.TRAINING
+                timing.adopt_s += await self._enter(member, island)
+            member.state, member.settled = State.TRAINING, True
             report = await island.train(work)
-            member.trained(report.steps, report.tokens)
+            self._trained(member, work, report)
             timing.trained(report)
-            for due in boundary.emits:
-                await self._emit(member, island, due, timing)
-            for due in boundary.adopts:
-                await self._take(member, island, due, timing)
+            adopted: list[tuple[Due, Outcome]] = []
+            for stage in boundary.stages:
+                emitted = {due: await self._emit(member, island, due, timing) for due in stage.emits}
+                for due in stage.adopts:
+                    own = emitted.get(due, due)
+                    adopted.append((own, await self._take(member, island, own, timing)))
             timing.wall_s = _now() - started
-            self._book(member, boundary.adopts, timing)
-            for due in boundary.adopts:
-                await self._after(member, island, due)
-        await self._evaluate(member, island, self.rules.schedule.rounds, self.rules.final_blocks)
+            self._book(member, adopted, timing)
+            await self._hand_over(member, island, boundary)
+            for due, outcome in adopted:
+                if due.fragment == self.rules.last_fragment and self.rules.evaluated(due.round):
+                    await self._evaluate(member, island, due.round, self.rules.evaluate_blocks, outcome)
+        await self._evaluate(member, island, self.rules.schedule.rounds, self.rules.final_blocks, None)
         # Its ranks write their inner state in the background; they may only end when that is part of a commit.
         while self._commits.writing:
             await self._plans.changed()
         member.state = State.DONE
+
+    def _trained(self, member: Member, work: Work, report: Report) -> None:
+        """Books a segment; blocks that time did not suffice for go back."""
+        blocks = report.steps * self.rules.islands[member.name].blocks_per_step
+        if work.seconds and blocks < total(work.lease.blocks):
+            ledger = self.position.ledgers[work.lease.source]
+            member.leases[-1] = ledger.shorten(work.lease, blocks)
+        member.trained(report.steps, report.tokens)
+        self._plans.measured(member.name, report.steps, report.seconds)
 
     async def _assignment(self, member: Member) -> Assignment | None:
         """Waits for the island's next segment; None when nothing is left to train."""
@@ -193,67 +220,106 @@ class Run:
                 return assignment
             await self._plans.changed()
 
-    async def _emit(self, member: Member, island: Island, due: Due, timing: Timing) -> None:
-        """Offers what is due; a contribution that cannot count is refused here, by name."""
+    async def _emit(self, member: Member, island: Island, due: Due, timing: Timing) -> Due:
+        """Offers what is due and returns the round it is for; what cannot count is refused here, by name."""
         member.state, started = State.SENDING, _now()
         base = member.versions[due.fragment]
         emission = await island.emit(due.fragment, base, due.round)
         timing.send_s += _now() - started
         timing.norm, timing.bytes_up = emission.norm, timing.bytes_up + emission.nbytes
+        due = self._plans.numbered(due)
         steps, tokens = member.done[due.fragment]
-        self.position.claims[due, member.name] = Claim(tuple(member.leases), steps, tokens)
+        self.position.claims[due, member.name] = Claim(tuple(member.leases), *member.unclaimed)
         member.leases.clear()
+        member.unclaimed = (0, 0)
         offer = Offer(
-            member.name, member.incarnation, due.fragment, base, steps, tokens, timing.loss, emission, timing.train_s
+            member.name,
+            member.incarnation,
+            due.fragment,
+            due.round,
+            base,
+            steps,
+            tokens,
+            timing.loss,
+            emission,
+            timing.train_s,
+            _now(),
         )
         rendezvous = self._rendezvous(due)
         if not emission.finite or steps == 0:
             reason = "no inner step was taken" if emission.finite else "the pseudo-gradient is not finite"
-            self._refuse(due, member.name, reason)
+            self._refuse(offer, reason)
             rendezvous.refuse(member.name)
             if not emission.finite:
                 # Nor are its moments.  The next incarnation takes up those of the last commit.
                 raise IslandLost(reason)
         elif not rendezvous.offer(offer):
-            self._refuse(due, member.name, "it came after the round had closed")
+            member.late.add(due)
+            if self.rules.quorum.carry and self.position.round < self.rules.schedule.rounds:
+                self._carried.setdefault(due.fragment, []).append(offer)
+            else:
+                self._refuse(offer, "it came after the round had closed")
+        return due
 
-    async def _take(self, member: Member, island: Island, due: Due, timing: Timing) -> None:
-        """Waits for a round and adopts what came of it."""
+    async def _take(self, member: Member, island: Island, due: Due, timing: Timing) -> Outcome:
+        """Waits for a round and adopts what came of it; who came too late for it adopts what is newest."""
         member.state = State.WAITING
         started = _now()
         outcome = await asyncio.shield(self._rendezvous(due).outcome)
         timing.wait_s += _now() - started
         member.state = State.ADOPTING
-        if outcome.update is not None and outcome.update.version == self.position.versions[due.fragment]:
-            updates: Sequence[Update] = (outcome.update,)
+        late = due in member.late
+        member.late.discard(due)
+        if outcome.prepared is not None and not late:
+            update = outcome.prepared.update_of(member.name)
         else:
-            updates = [u for u in await self._anchor.current() if u.fragment == due.fragment]
-        timing.adopt_s += await self._adopt(member, island, updates)
-        timing.bytes_down += sum(u.nbytes for u in updates)
+            current = await self._anchor.current(member.name)
+            update = next(u for u in current if u.fragment == due.fragment)
+        # A late contribution that is carried on will be merged.
+        merged = self.rules.quorum.carry if late else member.name in outcome.merged
+        if update.version > member.versions[due.fragment] or outcome.prepared is None:
+            started = _now()
+            await island.adopt((update,), {due.fragment: merged})
+            member.adopted(due.fragment, update.version)
+            timing.adopt_s += _now() - started
+            timing.bytes_down += update.nbytes
+        return outcome
 
-    async def _adopt(self, member: Member, island: Island, updates: Sequence[Update]) -> float:
+    async def _enter(self, member: Member, island: Island) -> float:
+        """Takes an island to the newest anchors; returns the seconds that took."""
         started = _now()
-        await island.adopt(updates)
+        updates = await self._anchor.current(member.name)
+        await island.join(updates)
         for update in updates:
             member.adopted(update.fragment, update.version)
         return _now() - started
 
-    async def _after(self, member: Member, island: Island, due: Due) -> None:
-        """What an island does once a round is adopted: saves its inner state, shares the evaluation."""
-        if due.fragment != self.rules.last_fragment:
-            return
-        if self._commits.awaits(due.round, member.name):
-            self._commits.redeem(due.round, member.name, await island.save(due.round))
-        if self.rules.evaluated(due.round) and member.versions == self.position.versions:
-            await self._evaluate(member, island, due.round, self.rules.evaluate_blocks)
+    async def _hand_over(self, member: Member, island: Island, boundary: Boundary) -> None:
+        """Hands the inner state to the commits that wait for it, or will."""
+        rounds = set(self._commits.owed(member.name))
+        if not self.rules.free:
+            last = [due.round for due in boundary.emits if due.fragment == self.rules.last_fragment]
+            rounds |= {round_ for round_ in last if self.rules.durable(round_) or self._stopping}
+        versions = None if self.rules.exact else dict(member.versions)
+        for round_ in sorted(rounds):
+            if self._commits.wants(round_, member.name):
+                self._commits.hand_over(round_, member.name, await island.save(round_, versions))
 
-    async def _evaluate(self, member: Member, island: Island, round_: int, blocks: Sequence[int]) -> None:
+    async def _evaluate(
+        self, member: Member, island: Island, round_: int, blocks: Sequence[int], outcome: Outcome | None
+    ) -> None:
+        """Takes part in the evaluation of a round, unless the island is behind; without `outcome` it never is."""
         if not blocks:
             return
         member.state = State.EVALUATING
-        evaluation = self._evaluations.setdefault(round_, Evaluation(blocks, self.rules.evaluate_chunk))
-        if await evaluation.share(island):
-            self._journal.evaluated(round_, evaluation.losses())
+        behind = self.rules.exact and outcome is not None and member.versions != self.position.versions
+        if behind:
+            return
+        if round_ not in self._evaluations:
+            at = None if self.rules.exact else await self._anchor.published()
+            self._evaluations.setdefault(round_, Evaluation(blocks, self.rules.evaluate_chunk, at))
+        if await self._evaluations[round_].share(island):
+            self._journal.evaluated(round_, self._evaluations[round_].losses())
 
     def _lose(self, member: Member, reason: str) -> None:
         """Writes an island off: its work is issued again, and no round waits for it."""
@@ -262,7 +328,7 @@ class Run:
         self.position.release(member.leases)
         member.leases.clear()
         self._plans.withdraw(member.name)
-        self._commits.excuse(member.name)
+        self._commits.lost(member.name)
         self._journal.event("island_lost", island=member.name, incarnation=member.incarnation, reason=reason)
         self._failure(f"island {member.name} was lost: {reason}")
         for rendezvous in list(self._rounds.values()):
@@ -272,7 +338,7 @@ class Run:
 
     def _rendezvous(self, due: Due) -> Rendezvous:
         rendezvous = self._rounds.get(due)
-        if rendezvous is None and due.round <= self._passed.get(due.fragment, self._resumed):
+        if rendezvous is None and (due.round <= self._forgotten.get(due.fragment, 0) or self._plans.passed(due)):
             return Rendezvous.void(due)
         if rendezvous is None:
             rendezvous = self._rounds[due] = Rendezvous(due, self.rules.quorum, lambda: self._plans.expected(due))
@@ -283,24 +349,29 @@ class Run:
     async def _conclude(self, rendezvous: Rendezvous) -> None:
         """Merges what a closed round holds, commits it and tells everybody; void if nothing can be merged."""
         await rendezvous.closed
-        due, started = rendezvous.due, _now()
-        absent, offers = sorted(rendezvous.awaited), rendezvous.take()
-        islands = [offer.island for offer in offers]
-        self._journal.event("round_closed", round=due.round, fragment=due.fragment, islands=islands, absent=absent)
-        prepared, weighed = await self._prepare(due, offers)
-        if prepared is None:
-            what = f"round {due.round} of fragment {due.fragment} had no contribution that could be merged"
-            self._failure(f"{what}; {self._refusal}" if self._refusal else what)
-            self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
-            self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
-            return
-        # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
-        swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
-        told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
-        self.position.credit(due, prepared.update, [offer for offer, _ in weighed])
-        self._failures = 0
-        self._resolve(rendezvous, Outcome(due.fragment, due.round, prepared.update))
-        self._make_durable(due, told)
+        due = rendezvous.due
+        async with self._turns[due.fragment]:
+            started = _now()
+            absent, offers = sorted(rendezvous.awaited), rendezvous.take()
+            offers = [*self._carried.pop(due.fragment, ()), *offers]
+            islands = [offer.island for offer in offers]
+            self._journal.event("round_closed", round=due.round, fragment=due.fragment, islands=islands, absent=absent)
+            prepared, weighed = await self._prepare(due, offers)
+            if prepared is None:
+                what = f"round {due.round} of fragment {due.fragment} had no contribution that could be merged"
+                self._failure(f"{what}; {self._refusal}" if self._refusal else what)
+                self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
+                self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
+                return
+            # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
+            swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
+            told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
+            merged = [offer for offer, _ in weighed]
+            self.position.credit(due.fragment, prepared, merged)
+            self._failures = 0
+            outcome = Outcome(due.fragment, due.round, prepared, frozenset(o.island for o in merged))
+            if self._resolve(rendezvous, outcome):
+                self._make_durable(told)
         await told
 
     async def _tell(
@@ -308,46 +379,70 @@ class Run:
     ) -> None:
         """Writes down a commit once the keepers have swapped."""
         await swap
-        self._journal.committed(due.round, prepared, _now() - started, weighed)
-        await self._journal.trace(due.round, prepared, weighed)
+        self._journal.committed(due, prepared, _now() - started, weighed)
+        await self._journal.trace(due, prepared, weighed)
 
     async def _prepare(self, due: Due, offers: Sequence[Offer]) -> tuple[Prepared | None, Weighed]:
         """Prepares a round, leaving out contributions that turn out to be unusable, one by one."""
-        left = list(offers)
+        left = self._young_enough(due, offers)
         while left:
-            weights = self.rules.weigh(left)
-            weighed = [(offer, weights[offer.island]) for offer in left]
-            key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}" for o in left)
+            version = self.position.versions[due.fragment]
+            factors = self.rules.weigh(left, [version - offer.base_version for offer in left], _now())
+            weighed = [(offer, factor) for offer, factor in zip(left, factors, strict=True)]
+            meeting = Meeting(due.round, tuple(sorted(self.rules.islands)), weighed, self._before.get(due.fragment, ()))
+            key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}/{o.round}" for o in left)
+            step = Step(key, due.fragment, due.round, version, self.rules.topology(meeting))
             try:
-                return await self._anchor.prepare(key, due.fragment, weighed), weighed
+                prepared = await self._anchor.prepare(step)
             except ContributionRefused as refused:
                 await self._anchor.abort(key)
-                self._refuse(due, refused.island, refused.reason)
+                for offer in [offer for offer in left if offer.island == refused.island]:
+                    self._refuse(offer, refused.reason)
                 left = [offer for offer in left if offer.island != refused.island]
+                continue
+            if self.rules.remembers:
+                self._before[due.fragment] = weighed
+            return prepared, weighed
         return None, []
 
-    def _resolve(self, rendezvous: Rendezvous, outcome: Outcome) -> None:
-        due = rendezvous.due
-        self._plans.concluded(due)
-        self._passed[due.fragment] = due.round
-        rendezvous.outcome.set_result(outcome)
-        for old in [d for d in self._rounds if d.fragment == due.fragment and d.round < due.round]:
-            del self._rounds[old]
+    def _young_enough(self, due: Due, offers: Sequence[Offer]) -> list[Offer]:
+        """Refuses contributions that are older than the rules allow; the others in sorted island order."""
+        left = []
+        for offer in sorted(offers, key=lambda offer: (offer.island, offer.round)):
+            age = self.position.versions[due.fragment] - offer.base_version
+            if 0 < self.rules.max_age < age:
+                self._refuse(offer, f"it was measured {age} versions ago")
+            else:
+                left.append(offer)
+        return left
 
-    def _refuse(self, due: Due, island: str, reason: str) -> None:
-        self._refusal = f"that of {island} was refused: {reason}"
-        self.position.refuse(due, island)
+    def _resolve(self, rendezvous: Rendezvous, outcome: Outcome) -> bool:
+        """Tells islands how a round ended; True if that ends a round of the whole model."""
+        due = rendezvous.due
+        ended = self._plans.concluded(due)
+        rendezvous.outcome.set_result(outcome)
+        oldest = due.round - self.rules.kept_rounds
+        for old in [d for d, r in self._rounds.items() if d.fragment == due.fragment and d.round < oldest]:
+            if self._rounds[old].outcome.done():
+                self._forgotten[due.fragment] = max(old.round, self._forgotten.get(due.fragment, 0))
+                del self._rounds[old]
+        return ended
+
+    def _refuse(self, offer: Offer, reason: str) -> None:
+        self._refusal = f"that of {offer.island} was refused: {reason}"
+        self.position.refuse(offer)
         self._journal.event(
-            "contribution_rejected", island=island, round=due.round, fragment=due.fragment, reason=reason
+            "contribution_rejected", island=offer.island, round=offer.round, fragment=offer.fragment, reason=reason
         )
 
     # Commits, accounts and failures.
 
-    def _make_durable(self, due: Due, told: asyncio.Task[None]) -> None:
-        """Starts the durable write of a committed round, if it is one's turn."""
-        if due.fragment == self.rules.last_fragment and (self.rules.durable(due.round) or self._stopping):
+    def _make_durable(self, told: asyncio.Task[None]) -> None:
+        """Starts the durable write of where the run stands, if it is time for one."""
+        round_ = self.position.round
+        if self.rules.durable(round_) or self._stopping:
             crew = sorted(m.name for m in self.members.values() if m.sailing)
-            self._commits.start(self.position.snapshot(due.round, crew), told)
+            self._commits.start(self.position.snapshot(round_, crew), told)
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._fail_with(task)
@@ -358,12 +453,12 @@ class Run:
         while not (self._stopping and self._commits.durable == self.position.round and not self._commits.writing):
             await self._plans.changed()
 
-    def _book(self, member: Member, adopted: Sequence[Due], timing: Timing) -> None:
+    def _book(self, member: Member, adopted: Sequence[tuple[Due, Outcome]], timing: Timing) -> None:
         tally = self.position.tally(member.name)
         tally.train_s += timing.train_s
         tally.wall_s += timing.wall_s
-        for due in adopted[-1:]:
-            self._journal.island_round(due.round, member.name, timing)
+        for due, _ in adopted[-1:]:
+            self._journal.island_round(due, member.name, timing)
 
     def _failure(self, what: str) -> None:
         self._failures += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ports import Lease
 
 
@@ -49,7 +50,9 @@ class Member:
       segment: the last segment that it was given; None for a joiner.
       versions: per fragment, the anchor version that its base is a copy of.
       done: per fragment, steps and tokens since that adoption.
-      leases: trained or under way, not yet part of an offer.
+      leases: trained or under way, not yet part of an offer; `unclaimed`: steps and tokens trained on them.
+      late: rounds that had closed when its offer came.
+      settled: it has begun to train, or stands where a commit says.
     """
 
     name: str
@@ -59,6 +62,9 @@ class Member:
     versions: dict[int, int] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
+    unclaimed: tuple[int, int] = (0, 0)
+    late: set[Due] = field(default_factory=set)
+    settled: bool = False
 
     @property
     def alive(self) -> bool:
@@ -77,10 +83,11 @@ class Member:
 
     def joined_late(self, committed: dict[int, int]) -> bool:
         """True before the first work of an island that had adopted versions which have moved on since."""
-        return not any(steps for steps, _ in self.done.values()) and self.versions != committed
+        return not self.settled and self.versions != committed
 
     def trained(self, steps: int, tokens: int) -> None:
         """Adds a segment's work to every fragment's account."""
+        self.unclaimed = (self.unclaimed[0] + steps, self.unclaimed[1] + tokens)
         for fragment in self.versions:
             before = self.done.get(fragment, (0, 0))
             self.done[fragment] = (before[0] + steps, before[1] + tokens)

@@ -1,17 +1,21 @@
-"""Who trains which segment: planning and admission at segment boundaries.
+"""Who trains which segment: planning and admission.
 
-A segment lies between two boundaries of the schedule.  The first island that asks for a segment has it planned for
-all at once, in sorted order, so that data never depends on who was faster; islands that wait to join are admitted by
-that same act.  If nobody is under way (at the start, or after every island was lost), the segment where the run
-stands is planned for those who are ready.
+In step (`Plans`), a segment lies between two boundaries of the schedule.  The first island that asks for a segment has
+it planned for all at once, in sorted order, so that data never depends on who was faster; islands that wait to join
+are admitted by that same act.  If nobody is under way (at the start, or after every island was lost), the segment where
+the run stands is planned for those who are ready.
+
+At their own pace (`FreePlans`), islands get a segment whenever they ask for one, until so many are contributed or under
+way that the run will be complete.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from ray_diloco.outer.schedule import Boundary, Due, Schedule
+from ray_diloco.outer.schedule import Boundary, Course, Due, Stage
 from ray_diloco.rounds.members import Member
 from ray_diloco.rounds.ports import Journal, Work
 from ray_diloco.rounds.position import Position
@@ -25,63 +29,52 @@ class Assignment(NamedTuple):
     boundary: Boundary
 
 
-class Plans:
-    """The segments of a run, from where its position stands.  Index 1 is the first."""
+class Planner(ABC):
+    """What both ways of planning have in common."""
 
     def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
         self._rules, self._position, self._members, self._journal = rules, position, members, journal
-        self._boundaries = _boundaries(rules.schedule, position.step)
-        self._start = position.step
-        self._frontier = 1
-        self._work: dict[int, dict[str, Work]] = {}
+        self._speeds: dict[str, float] = {}
         self._unlaunched = set(rules.islands)
         self._change = asyncio.Event()
 
     @property
     def complete(self) -> bool:
-        """True when every segment is concluded."""
-        return self._frontier > len(self._boundaries)
+        """True when every round is concluded."""
+        return self._position.round >= self._rules.schedule.rounds
 
+    @abstractmethod
     def over(self, member: Member) -> bool:
         """True if nothing is left to train for this island."""
-        return self._next(member) > len(self._boundaries)
 
+    @abstractmethod
     def take(self, member: Member, halted: bool) -> Assignment | None:
         """The island's next segment, or None if it has to wait.  `halted`: plan nothing new."""
-        index = self._next(member)
-        if member.name not in self._work.get(index, {}) and not halted and self._may_plan(member, index):
-            self._plan(index)
-            index = self._next(member)
-        work = self._work.get(index, {}).pop(member.name, None)
-        if work is None:
-            return None
-        member.segment = index
-        return Assignment(work, self._boundaries[index - 1])
 
+    @abstractmethod
     def expected(self, due: Due) -> set[str]:
         """Islands whose offer a round can still count on."""
-        step = self._rules.schedule.emission_step(due)
-        last = next(i for i, b in enumerate(self._boundaries, start=1) if b.step >= step)
-        return {m.name for m in self._members.values() if m.sailing and (m.segment or 0) <= last}
 
-    def concluded(self, due: Due) -> None:
-        """Moves the position past a round that was committed or voided."""
-        index = next(i for i, b in enumerate(self._boundaries, start=1) if due in b.adopts)
-        self._frontier = max(self._frontier, index + 1)
-        self._position.round = max(self._position.round, due.round)
-        self._position.step = max(self._position.step, self._boundaries[index - 1].step)
-        for old in [i for i in self._work if i < index]:
-            for name in list(self._work[old]):
-                self._position.release([self._work[old].pop(name).lease])
-            del self._work[old]
-        self.pulse()
+    @abstractmethod
+    def passed(self, due: Due) -> bool:
+        """True if a round was over when the run went on from its commit."""
 
+    @abstractmethod
+    def concluded(self, due: Due) -> bool:
+        """Moves the position past a round, committed or void; True if that ends a round of the whole model."""
+
+    @abstractmethod
     def withdraw(self, name: str) -> None:
-        """Takes back the segments that a lost island had been given and not begun."""
-        for plan in self._work.values():
-            if name in plan:
-                self._position.release([plan.pop(name).lease])
-        self.pulse()
+        """Takes back the segments that a lost island had been given."""
+
+    def numbered(self, due: Due) -> Due:
+        """The round that an island's offer belongs to."""
+        return due
+
+    def measured(self, name: str, steps: int, seconds: float) -> None:
+        """Notes how fast an island trained."""
+        if seconds > 0:
+            self._speeds[name] = steps / seconds
 
     def launched(self, name: str) -> None:
         """Notes that an island's first launch is over, well or not."""
@@ -97,6 +90,77 @@ class Plans:
         """Waits until something changed that planning depends on."""
         await self._change.wait()
 
+    def _work(self, member: Member, segment: int, start: int, steps: int) -> Work:
+        island = self._rules.islands[member.name]
+        lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
+        return Work(segment, start, steps, lease, self._rules.round_s)
+
+    def _ready(self) -> list[Member]:
+        """Islands that train or could, in sorted order."""
+        return [m for _, m in sorted(self._members.items()) if m.sailing or m.joiner]
+
+
+class Plans(Planner):
+    """The segments of a run in step, from where its position stands.  Index 1 is the first."""
+
+    def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
+        super().__init__(rules, position, members, journal)
+        self._course = Course(rules.schedule, position.step)
+        self._frontier = 1
+        self._planned: dict[int, dict[str, Work]] = {}
+        self._concluded = dict.fromkeys(range(rules.schedule.main), position.round)
+
+    def over(self, member: Member) -> bool:
+        """See `Planner.over`."""
+        return self._next(member) > len(self._course)
+
+    def take(self, member: Member, halted: bool) -> Assignment | None:
+        """See `Planner.take`."""
+        index = self._next(member)
+        if member.name not in self._planned.get(index, {}) and not halted and self._may_plan(member, index):
+            self._plan(index)
+            index = self._next(member)
+        work = self._planned.get(index, {}).pop(member.name, None)
+        if work is None:
+            return None
+        member.segment = index
+        return Assignment(work, self._course.boundary(index))
+
+    def expected(self, due: Due) -> set[str]:
+        """See `Planner.expected`."""
+        last = self._course.emission(due)
+        return {m.name for m in self._members.values() if m.sailing and (m.segment or 0) <= last}
+
+    def passed(self, due: Due) -> bool:
+        """See `Planner.passed`."""
+        return self._course.emission(due) == 0
+
+    def concluded(self, due: Due) -> bool:
+        """See `Planner.concluded`."""
+        index = self._course.emission(due)
+        self._frontier = max(self._frontier, index + 1)
+        for old in [i for i in self._planned if i < index]:
+            for name in list(self._planned[old]):
+                self._position.release([self._planned[old].pop(name).lease])
+            del self._planned[old]
+        ended = False
+        if due.fragment in self._concluded:
+            self._concluded[due.fragment] = max(due.round, self._concluded[due.fragment])
+            round_ = min(self._concluded.values())
+            if round_ > self._position.round:
+                ended = True
+                last = Due(self._rules.last_fragment, round_)
+                self._position.round, self._position.step = round_, self._rules.schedule.emission_step(last)
+        self.pulse()
+        return ended
+
+    def withdraw(self, name: str) -> None:
+        """See `Planner.withdraw`."""
+        for plan in self._planned.values():
+            if name in plan:
+                self._position.release([plan.pop(name).lease])
+        self.pulse()
+
     def _next(self, member: Member) -> int:
         return self._frontier if member.segment is None else max(member.segment + 1, self._frontier)
 
@@ -105,31 +169,86 @@ class Plans:
         if self._unlaunched or len(ready) < self._rules.min_islands:
             return False
         if member.sailing:
-            return index not in self._work
+            return index not in self._planned
         return not any(m.sailing for m in ready)
 
     def _plan(self, index: int) -> None:
-        boundary = self._boundaries[index - 1]
-        start = self._boundaries[index - 2].step if index > 1 else self._start
-        plan = self._work[index] = {}
+        start, until = self._course.begin(index), self._course.boundary(index).step
+        plan = self._planned[index] = {}
         for member in self._ready():
             if member.segment is None:
                 member.segment = index - 1
-            island = self._rules.islands[member.name]
-            steps = boundary.step - start
-            lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
-            plan[member.name] = Work(index, start, steps, lease)
-        self._journal.event("round_opened", segment=index, step=start, until=boundary.step, islands=sorted(plan))
+            plan[member.name] = self._work(member, index, start, until - start)
+        self._journal.event("round_opened", segment=index, step=start, until=until, islands=sorted(plan))
         self.pulse()
 
-    def _ready(self) -> list[Member]:
-        """Islands that train or could, in sorted order."""
-        return [m for _, m in sorted(self._members.items()) if m.sailing or m.joiner]
 
+class FreePlans(Planner):
+    """Segments of a run in which every contribution is a round of its own."""
 
-def _boundaries(schedule: Schedule, step: int) -> list[Boundary]:
-    found = []
-    while (boundary := schedule.next(step)) is not None:
-        found.append(boundary)
-        step = boundary.step
-    return found
+    def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
+        super().__init__(rules, position, members, journal)
+        self._resumed = position.round
+        self._numbers = dict.fromkeys(range(rules.schedule.main), position.round)
+        self._under_way: set[str] = set()
+        self._segments = 0
+
+    def over(self, member: Member) -> bool:
+        """See `Planner.over`."""
+        return self.complete
+
+    def take(self, member: Member, halted: bool) -> Assignment | None:
+        """See `Planner.take`."""
+        self._under_way.discard(member.name)
+        rules, position = self._rules, self._position
+        if halted or self._unlaunched or len(self._ready()) < rules.min_islands:
+            return None
+        if position.round + len(self._under_way) >= rules.schedule.rounds:
+            return None
+        self._segments += 1
+        member.segment = self._segments
+        self._under_way.add(member.name)
+        start = self._step(position.round)
+        work = self._work(member, self._segments, start, self._steps(member.name))
+        self._journal.event(
+            "round_opened", segment=self._segments, step=start, until=start + work.steps, islands=[member.name]
+        )
+        due = tuple(Due(fragment, 0) for fragment in range(rules.schedule.main))
+        return Assignment(work, Boundary(start + work.steps, (Stage(due, due),)))
+
+    def numbered(self, due: Due) -> Due:
+        """A round of its own."""
+        self._numbers[due.fragment] += 1
+        return Due(due.fragment, self._numbers[due.fragment])
+
+    def expected(self, due: Due) -> set[str]:
+        """See `Planner.expected`: nobody but the one who has offered."""
+        return set()
+
+    def passed(self, due: Due) -> bool:
+        """See `Planner.passed`."""
+        return due.round <= self._resumed
+
+    def concluded(self, due: Due) -> bool:
+        """See `Planner.concluded`."""
+        ended = due.fragment == self._rules.last_fragment and due.round > self._position.round
+        if ended:
+            self._position.round, self._position.step = due.round, self._step(due.round)
+        self.pulse()
+        return ended
+
+    def withdraw(self, name: str) -> None:
+        """See `Planner.withdraw`."""
+        self._under_way.discard(name)
+        self.pulse()
+
+    def _step(self, round_: int) -> int:
+        """How far the run has come after so many contributions, in steps of every island."""
+        return round_ * self._rules.schedule.H // len(self._rules.islands)
+
+    def _steps(self, name: str) -> int:
+        """`⌊H · v / max v⌋`, at least one; H where speeds do not count or are not known."""
+        H = self._rules.schedule.H
+        if not self._rules.by_speed or name not in self._speeds:
+            return H
+        return max(1, int(H * self._speeds[name] / max(self._speeds.values())))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ray_diloco.outer.layout import Ranges
+from ray_diloco.outer.schedule import Due
 
 
 class IslandLost(Exception):
@@ -38,12 +39,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`."""
+    """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`.
+
+    `seconds` above 0 ends it earlier, after that time and at least one step.
+    """
 
     segment: int
     start_step: int
     steps: int
     lease: Lease
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +88,39 @@ class Emission:
 class Offer:
     """A contribution: an emission with what a round needs to know of its sender.
 
-    `loss` is in nats per token, `train_s` how long the training took.
+    Attributes:
+      round: the round that it was emitted for; a late one may be merged in another.
+      base_version: version of the anchor that it was measured from.
+      steps, tokens: what was trained since that was adopted.
+      loss: nats per token.
+      train_s: seconds that the training took.
+      emitted_at: when it was emitted, by the loop's clock.
     """
 
     island: str
     incarnation: int
     fragment: int
+    round: int
     base_version: int
     steps: int
     tokens: int
     loss: float
     emission: Emission
     train_s: float = 0.0
+    emitted_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The anchor of one fragment at one version, encoded for the islands."""
+    """An anchor of one fragment at one version, encoded for the islands.
+
+    `round` is that which made it, 0 where nobody knows; rules of adoption and random fragments depend on it.
+    """
 
     fragment: int
     version: int
     pieces: tuple[Piece, ...]
+    round: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -111,23 +128,75 @@ class Update:
         return sum(p.nbytes for p in self.pieces)
 
 
+# The anchor that all islands share; where every island has its own, anchors are named after islands.
+SHARED = ""
+
+
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A merged and stepped fragment that waits for its commit.  Norms are L2, of the anchor and of its movement."""
+class Movement:
+    """What moves one anchor in a round: contributions with their factors, and the anchors that it is pulled to.
+
+    `contributions` empty: the anchor stays, and only its version moves on with the others'.
+    """
+
+    anchor: str
+    contributions: tuple[tuple[Offer, float], ...]
+    neighbours: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One outer step of one fragment, to be prepared: how each anchor moves.
+
+    Attributes:
+      key: names it; preparing the same key again gives the same answer.
+      round: the round that it concludes.
+      version: version that the anchors have before it.
+      movements: one for each anchor.
+    """
 
     key: str
-    update: Update
+    fragment: int
+    round: int
+    version: int
+    movements: tuple[Movement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A merged and stepped fragment that waits for its commit.
+
+    Attributes:
+      updates: by anchor.
+      anchor_norm, update_norm: L2, of the anchor and of its movement; the mean over anchors if there are several.
+    """
+
+    key: str
+    updates: Mapping[str, Update]
     anchor_norm: float
     update_norm: float
+
+    @property
+    def version(self) -> int:
+        """Version that all anchors of the fragment have after the commit."""
+        return next(iter(self.updates.values())).version
+
+    def update_of(self, island: str) -> Update:
+        """What an island adopts."""
+        return self.updates[SHARED] if SHARED in self.updates else self.updates[island]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a round ended: with an update, or void (`update` None: anchor, version and ledger unchanged)."""
+    """How a round ended: committed, or void (`prepared` None: anchor, version and ledger unchanged).
+
+    `merged` are the islands whose contributions are in it.
+    """
 
     fragment: int
     round: int
-    update: Update | None
+    prepared: Prepared | None
+    merged: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +226,8 @@ class Island(Protocol):
     name: str
     incarnation: int
     region: str
+    # Versions of its bases where parameters and bases are those of the commit that the run goes on from.
+    restored: Mapping[int, int] | None
 
     async def train(self, work: Work) -> Report:
         """Trains; returns after the last step."""
@@ -164,17 +235,27 @@ class Island(Protocol):
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes `B − θ` of a fragment."""
 
-    async def adopt(self, updates: Sequence[Update]) -> None:
-        """Sets θ and B."""
+    async def adopt(self, updates: Sequence[Update], merged: Mapping[int, bool]) -> None:
+        """Sets θ and B.
+
+        `merged` says of fragments that were offered whether a commit has acknowledged the offer: what an error feedback
+        left out of it is only forgotten then.
+        """
+
+    async def join(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B to anchors, whatever the rule of adoption: for an island that was not under way."""
 
     async def found(self) -> Sequence[Piece]:
         """The parameters as initialised, to become version 0 of a run that has no commit."""
 
-    async def evaluate(self, blocks: Sequence[int]) -> Sequence[BlockLoss]:
-        """Losses of held-out blocks under the present parameters."""
+    async def evaluate(self, blocks: Sequence[int], at: Sequence[Update] | None) -> Sequence[BlockLoss]:
+        """Losses of held-out blocks under anchors; None: under the present parameters."""
 
-    async def save(self, round_: int) -> Awaitable[Sequence[Any]]:
-        """Copies the inner state now and writes it in the background; the awaitable yields file entries."""
+    async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[Any]]:
+        """Copies the inner state now and writes it in the background; the awaitable yields file entries.
+
+        With `versions`, those of its bases, parameters and bases are a part of it.
+        """
 
 
 class Fleet(Protocol):
@@ -193,7 +274,7 @@ class Anchor(Protocol):
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every fragment.  Refused when there already is an anchor."""
 
-    async def prepare(self, key: str, fragment: int, contributions: Sequence[tuple[Offer, float]]) -> Prepared:
+    async def prepare(self, step: Step) -> Prepared:
         """Merges and steps into spare buffers; committed state stays as it is.  May raise `ContributionRefused`."""
 
     async def commit(self, key: str) -> None:
@@ -202,8 +283,11 @@ class Anchor(Protocol):
     async def abort(self, key: str) -> None:
         """Forgets a prepared round."""
 
-    async def current(self) -> Sequence[Update]:
-        """The committed anchor of every fragment, for a joiner."""
+    async def current(self, island: str) -> Sequence[Update]:
+        """The committed anchor of every fragment, for an island that joins or came late."""
+
+    async def published(self) -> Sequence[Update]:
+        """What is evaluated and exported: the mean of the anchors, or of outer iterates."""
 
 
 class Store(Protocol):
@@ -225,17 +309,17 @@ class Journal(Protocol):
     def event(self, kind: str, **fields: Any) -> None:
         """One transition of the run."""
 
-    def island_round(self, round_: int, island: str, timing: Timing) -> None:
+    def island_round(self, due: Due, island: str, timing: Timing) -> None:
         """One island's part in one round."""
 
-    def committed(self, round_: int, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
-        """A round was committed."""
+    def committed(self, due: Due, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
+        """A round of a fragment was committed."""
 
     def evaluated(self, round_: int, losses: Sequence[BlockLoss]) -> None:
         """The anchor was evaluated; losses stand in block order."""
 
-    async def trace(self, round_: int, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
-        """Keeps decoded contributions and anchor, if asked for (`prepared` None: the founding anchor)."""
+    async def trace(self, due: Due | None, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
+        """Keeps decoded contributions and anchor, if asked for (None: the founding anchor)."""
 
 
 @dataclass

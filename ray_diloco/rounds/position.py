@@ -13,7 +13,7 @@ from typing import Any
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Tally
-from ray_diloco.rounds.ports import Lease, Offer, Snapshot, Update
+from ray_diloco.rounds.ports import Lease, Offer, Prepared, Snapshot
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class Position:
     """The state of a run outside its tensors.
 
     Attributes:
-      round: concluded rounds (committed or void); step: the global inner step after them.
+      round: concluded rounds of the whole model (committed or void); step: the global inner step of their emission.
+      origin: H, and the round and step from which on it has held.
       versions: how often each fragment's anchor has moved.
       founded: False until version 0 of the anchor exists.
-      claims: per round and island, what its offer will be credited with.
+      claims: per offer, what it will be credited with.
     """
 
     round: int = 0
     step: int = 0
+    origin: tuple[int, int, int] = (0, 0, 0)
     versions: dict[int, int] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -47,14 +49,20 @@ class Position:
     founded: bool = False
     claims: dict[tuple[Due, str], Claim] = field(default_factory=dict)
 
+    def hold(self, H: int) -> tuple[int, int]:
+        """Notes with which `H` the run goes on; returns the round and step from which on it has held."""
+        if self.origin[0] != H:
+            self.origin = (H, self.round, self.step)
+        return self.origin[1], self.origin[2]
+
     def tally(self, island: str) -> Tally:
         """The tally of an island, from its first mention on."""
         return self.tallies.setdefault(island, Tally())
 
-    def credit(self, due: Due, update: Update, offers: Sequence[Offer]) -> None:
+    def credit(self, fragment: int, prepared: Prepared, offers: Sequence[Offer]) -> None:
         """Books a commit: the fragment's new version, what was trained for it, and the bytes of both ways."""
         for offer in offers:
-            claim = self.claims.pop((due, offer.island))
+            claim = self.claims.pop(_origin(offer))
             for lease in claim.leases:
                 self.ledgers[lease.source].credit(lease)
             tally = self.tally(offer.island)
@@ -64,12 +72,12 @@ class Position:
                 tally.tokens += claim.tokens
                 self.tokens += claim.tokens
             self.bytes_up += offer.emission.nbytes
-            self.bytes_down += update.nbytes
-        self.versions[due.fragment] = update.version
+            self.bytes_down += prepared.update_of(offer.island).nbytes
+        self.versions[fragment] = prepared.version
 
-    def refuse(self, due: Due, island: str) -> None:
+    def refuse(self, offer: Offer) -> None:
         """Drops an offer's claim: its blocks are issued again."""
-        self.release(self.claims.pop((due, island)).leases)
+        self.release(self.claims.pop(_origin(offer)).leases)
 
     def release(self, leases: Sequence[Lease]) -> None:
         """Returns leases to their ledgers."""
@@ -82,6 +90,7 @@ class Position:
             "tokens": self.tokens,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "origin": list(self.origin),
             "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
         }
         ledgers = {source: ledger.to_json() for source, ledger in sorted(self.ledgers.items())}
@@ -106,5 +115,10 @@ class Position:
             tokens=counters["tokens"],
             bytes_up=counters["bytes_up"],
             bytes_down=counters["bytes_down"],
+            origin=tuple(counters["origin"]),
             founded=True,
         )
+
+
+def _origin(offer: Offer) -> tuple[Due, str]:
+    return Due(offer.fragment, offer.round), offer.island

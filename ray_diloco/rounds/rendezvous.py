@@ -1,8 +1,8 @@
 """One round of one fragment: offers come in until the quorum closes it.
 
 `all` closes when every expected island has offered or left; `at_least` when `n` have, plus a grace window for those
-who are nearly there.  A deadline, counted from the first offer, closes either.  The rendezvous knows nothing of
-merging: it resolves `closed`, and the loop takes the offers from there.
+who are nearly there; `immediate` with the first, plus that window.  A deadline, counted from the first offer, closes
+any.  The rendezvous knows nothing of merging: it resolves `closed`, and the loop takes the offers from there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from ray_diloco.rounds.ports import Offer, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """When a round closes.  `n` islands for `at_least`; times in seconds, 0 means none."""
+    """When a round closes.  `n` islands for `at_least`; times in seconds, 0 means none.
+
+    `carry`: a contribution that comes after its round has closed is merged in the next one, with its age.
+    """
 
     kind: str = "all"
     n: int = 1
     grace_s: float = 0.0
     deadline_s: float = 0.0
+    carry: bool = False
 
 
 class Rendezvous:
@@ -84,9 +88,10 @@ class Rendezvous:
         """Closes the round if the quorum says so; to be called whenever membership changes."""
         if self.closed.done():
             return
-        if not self.awaited and (self.offers or self.refused):
+        enough = self._quorum.kind != "all" and len(self.offers) >= self._quorum.n
+        if (not self.awaited and (self.offers or self.refused)) or (enough and self._quorum.grace_s == 0):
             self._close()
-        elif self._quorum.kind == "at_least" and len(self.offers) >= self._quorum.n and not self._grace_runs:
+        elif enough and not self._grace_runs:
             self._grace_runs = True
             self._call_later(self._quorum.grace_s)
 

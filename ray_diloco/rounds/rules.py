@@ -1,4 +1,4 @@
-"""What the run loop must know of a configuration: plain values, no config keys."""
+"""What the run loop must know of a configuration: plain values and small functions, no config keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from ray_diloco.outer.schedule import Schedule
 from ray_diloco.rounds.ports import Offer
 from ray_diloco.rounds.rendezvous import Quorum
+from ray_diloco.rounds.topology import Topology, star
 
-Weigher = Callable[[Sequence[Offer]], Mapping[str, float]]
+# (offers in island order, age of each in versions, the loop's time) → a factor for each; 0 leaves an offer out.
+Weigher = Callable[[Sequence[Offer], Sequence[int], float], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,13 @@ class Rules:
     """The rules of a run.
 
     Attributes:
-      weigh: offers → normalised weights by island; an island that weighs nothing is left out.
+      weigh: what each offer of a round is multiplied by.
+      topology: who meets whom; `remembers`: it needs the contributions of the round before.
+      max_age: versions after which a contribution counts no more; 0: no such limit.
+      free: islands train at their own pace, and every contribution is a round of its own.
+      by_speed: a free island takes steps in proportion to its speed, so that all finish together (DyLU, 2401.09135).
+      round_s: seconds that every island trains for a round; 0: until its steps are done.
+      exact: after an adoption the parameters of an island are the anchor that is published.
       min_islands: below this many living islands no new segment begins.
       checkpoint_every / evaluate_every: rounds between them (evaluate: 0 never).
       evaluate_blocks / final_blocks: held-out blocks of an evaluation under way / at the end.
@@ -37,6 +45,13 @@ class Rules:
     schedule: Schedule
     quorum: Quorum
     weigh: Weigher
+    topology: Topology = star
+    remembers: bool = False
+    max_age: int = 0
+    free: bool = False
+    by_speed: bool = False
+    round_s: float = 0.0
+    exact: bool = True
     min_islands: int = 1
     checkpoint_every: int = 1
     evaluate_every: int = 0
@@ -47,8 +62,13 @@ class Rules:
 
     @property
     def last_fragment(self) -> int:
-        """The fragment whose round, once adopted, ends the round of the whole model."""
-        return len(self.schedule.offsets) - 1
+        """The fragment of the main channel that is emitted last in a round."""
+        return self.schedule.main - 1
+
+    @property
+    def kept_rounds(self) -> int:
+        """For how many rounds of a fragment islands may still come and adopt that very round."""
+        return len(self.islands) if self.free else 1 + -(-self.schedule.delay // self.schedule.H)
 
     def durable(self, round_: int) -> bool:
         """True if a round is to be made durable although nobody asked for a stop."""

@@ -14,6 +14,7 @@ import numpy as np
 from ray_diloco.outer.schedule import Schedule
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.ports import (
+    SHARED,
     BlockLoss,
     ContributionRefused,
     Emission,
@@ -98,17 +99,19 @@ class World:
         self.anchor = pieces[0].handle.copy()
         self.anchors.append(self.anchor)
 
-    async def prepare(self, key, fragment, contributions):
+    async def prepare(self, step):
         await asyncio.sleep(0.01)
-        for offer, _ in contributions:
+        (movement,) = step.movements
+        for offer, _ in movement.contributions:
             if self.refuse.get((offer.island, self.version + 1)):
                 raise ContributionRefused(offer.island, self.refuse[offer.island, self.version + 1])
-        delta = sum(w * offer.emission.pieces[0].handle for offer, w in contributions)
+        assert step.version == self.version
+        delta = sum(w * offer.emission.pieces[0].handle for offer, w in movement.contributions)
         u = self.momentum * self.buffer + delta
         a = self.anchor - self.lr * (delta + self.momentum * u)
-        self.spare[key] = (a, u)
-        update = Update(fragment, self.version + 1, (Piece(0, 8 * DIM, a),))
-        return Prepared(key, update, float(np.linalg.norm(a)), 0.0)
+        self.spare[step.key] = (a, u)
+        update = Update(step.fragment, self.version + 1, (Piece(0, 8 * DIM, a),))
+        return Prepared(step.key, {SHARED: update}, float(np.linalg.norm(a)), 0.0)
 
     async def commit(self, key):
         self.anchor, self.buffer = self.spare.pop(key)
@@ -119,8 +122,11 @@ class World:
     async def abort(self, key):
         self.spare.pop(key, None)
 
-    async def current(self):
+    async def current(self, island):
         return [Update(0, self.version, (Piece(0, 8 * DIM, self.anchor),))]
+
+    async def published(self):
+        return await self.current("")
 
     # Store.
     async def save(self, snapshot, inner, told):
@@ -137,18 +143,18 @@ class World:
     def event(self, kind, **fields):
         self.events.append((kind, fields))
 
-    def island_round(self, round_, island, timing):
-        self.metrics.append((round_, island, timing))
+    def island_round(self, due, island, timing):
+        self.metrics.append((due.round, island, timing))
 
-    def committed(self, round_, prepared, seconds, offers):
-        self.event("round_committed", round=round_, islands=[o.island for o, _ in offers])
+    def committed(self, due, prepared, seconds, offers):
+        self.event("round_committed", round=due.round, islands=[o.island for o, _ in offers])
 
     def evaluated(self, round_, losses):
         self.evaluations[round_] = losses
 
-    async def trace(self, round_, prepared, offers):
+    async def trace(self, due, prepared, offers):
         await asyncio.sleep(self.trace_s)
-        self.event("traced", round=round_)
+        self.event("traced", round=due.round if due else 0)
 
     # Running.
     def rules(self):
@@ -156,7 +162,7 @@ class World:
             islands={name: IslandPlan("text", 2) for name in self.names},
             schedule=Schedule(self.H, self.rounds, self.offsets, self.delay),
             quorum=self.quorum,
-            weigh=lambda offers: {o.island: o.tokens / sum(p.tokens for p in offers) for o in offers},
+            weigh=lambda offers, ages, now: [o.tokens / sum(p.tokens for p in offers) for o in offers],
             min_islands=self.min_islands,
             checkpoint_every=self.checkpoint_every,
             evaluate_every=self.evaluate_every,
@@ -185,6 +191,7 @@ class World:
 class SimIsland:
     def __init__(self, world, name, incarnation):
         self.world, self.name, self.incarnation, self.region = world, name, incarnation, "here"
+        self.restored = None
         self.theta = np.zeros(DIM)
         self.base = np.zeros(DIM)
         self.gone = False
@@ -207,7 +214,10 @@ class SimIsland:
             delta = delta * np.inf
         return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()))
 
-    async def adopt(self, updates):
+    async def join(self, updates):
+        await self.adopt(updates, {})
+
+    async def adopt(self, updates, merged):
         await asyncio.sleep(0.05)
         for update in updates:
             self.world.fault(self.name, self.incarnation, "adopt", update.version)
@@ -217,12 +227,12 @@ class SimIsland:
     async def found(self):
         return [Piece(0, 8 * DIM, np.zeros(DIM))]
 
-    async def evaluate(self, blocks):
+    async def evaluate(self, blocks, at):
         await asyncio.sleep(0.1)
         self.world.fault(self.name, self.incarnation, "evaluate", blocks[0])
         return [BlockLoss(b, float(np.sum(self.theta)) + b, 10) for b in blocks]
 
-    async def save(self, round_):
+    async def save(self, round_, versions):
         self.world.fault(self.name, self.incarnation, "save", round_)
         await asyncio.sleep(self.world.save_s)
 
