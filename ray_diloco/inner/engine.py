@@ -59,7 +59,8 @@ def build_engine(model: nn.Module, inner: InnerConfig, *, compile_model: bool = 
 
 def deepspeed_config(inner: InnerConfig, parameters: int) -> dict[str, Any]:
     """The configuration that DeepSpeed gets; `parameters` is the number of trainable elements."""
-    bucket = min(_LARGEST_BUCKET, max(parameters, 1))
+    # Even, as stages 1 and 2 demand.
+    bucket = min(_LARGEST_BUCKET, parameters + parameters % 2)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": inner.micro_batch,
         "gradient_accumulation_steps": inner.gradient_accumulation,
@@ -76,7 +77,9 @@ def deepspeed_config(inner: InnerConfig, parameters: int) -> dict[str, Any]:
         "timers": {"throughput": {"enabled": False}},
     }
     if inner.precision == "bf16":
-        config["bf16"] = {"enabled": True}
+        # Otherwise DeepSpeed 0.19.8 keeps bf16 gradients between micro-batches at stage 1 and adds their running sum to
+        # the fp32 ones after each: the first of n micro-batches would count n times.
+        config["bf16"] = {"enabled": True, "immediate_grad_update": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 
