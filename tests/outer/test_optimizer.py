@@ -11,7 +11,7 @@ from ray_diloco.outer.optimizer import AdamW, Nesterov, Sgd, outer_optimizer
 
 def run(optimizer, anchor, deltas, cuts=(), lrs=None):
     """Steps chunk by chunk, cut at `cuts`, with two sets of buffers that swap; returns anchor and states."""
-    live = (anchor.clone(), [torch.full_like(anchor, optimizer.initial) for _ in optimizer.state_names])
+    live = (anchor.clone(), [torch.full_like(anchor, initial) for initial in optimizer.initials])
     spare = (torch.empty_like(anchor), [torch.empty_like(anchor) for _ in optimizer.state_names])
     borders = [0, *sorted(cuts), anchor.numel()]
     for version, delta in enumerate(deltas):
@@ -168,5 +168,5 @@ def test_optimisers_are_built_from_a_configuration():
     assert outer_optimizer("nesterov", **section) == Nesterov(0.7, 0.9)
     assert outer_optimizer("sgd", **section) == Sgd(0.7)
     assert outer_optimizer("adamw", **section) == AdamW(0.7, 0.8, 0.95, 0.1, 0.0)
-    with pytest.raises(SyncError, match=r"RD-415: there is no outer optimiser 'adam9'\n.*adamw, nesterov, sgd"):
+    with pytest.raises(SyncError, match=r"RD-415: there is no outer optimiser 'adam9'\n.*adagrad, adam, adamw, "):
         outer_optimizer("adam9", **section)
