@@ -55,13 +55,8 @@ class ShapedCodec(Protocol):
         """Bytes of a tensor."""
         ...
 
-    def memory(self, shape: Shape, seed: int) -> Memory:
-        """What the sender keeps of a tensor between rounds, as it is before the first; None if nothing.
-
-        Args:
-          shape: of the tensor.
-          seed: of this tensor, 0 ≤ seed < 2^63; the receiver need not know it.
-        """
+    def memory(self, shape: Shape) -> Memory:
+        """What the sender keeps of a tensor between rounds, as it is before the first; None if nothing."""
         ...
 
     def encode(
@@ -88,7 +83,7 @@ class ShapedCodec(Protocol):
         """Writes the elements of uint8 `source` [nbytes(shape)] into fp32 `out` [numel].
 
         Raises:
-          SyncError: RD-436, the bytes are no code of such a tensor.
+          SyncError: RD-405, the bytes are no code of such a tensor.
         """
         ...
 
@@ -107,7 +102,8 @@ class Dct:
     Args:
       block: largest side of a tile, 1 to 256.
       k: coefficients kept of each tile, or all if it has fewer.
-      values: fp32 (4 bytes), bf16 (2 bytes) or sign (1 bit).
+      values: name of the codec of the kept values, in `codec.CODECS`, or sign (1 bit).
+      settings: parameters of that codec.
 
     Raises:
       SyncError: RD-404, one of them is impossible.
@@ -116,20 +112,20 @@ class Dct:
     name: ClassVar[str] = "dct"
     traits: ClassVar[Traits] = Traits()
 
-    def __init__(self, block: int = 64, k: int = 32, values: str = "fp32") -> None:
-        if not 1 <= block <= _LARGEST_TILE or k < 1 or values not in ("fp32", "bf16", "sign"):
-            mend = f"use tiles of 1 to {_LARGEST_TILE}, k above 0, and values fp32, bf16 or sign"
-            raise SyncError(404, f"codec 'dct' does not take block {block}, k {k} and values {values!r}", mend)
-        self.params: Mapping[str, Param] = {"block": block, "k": k, "values": values}
+    def __init__(self, block: int = 64, k: int = 32, values: str = "fp32", **settings: Param) -> None:
+        if not 1 <= block <= _LARGEST_TILE or k < 1:
+            what = f"codec 'dct' does not take block {block} and k {k}"
+            raise SyncError(404, what, f"use tiles of 1 to {_LARGEST_TILE}, and k above 0")
         self._block = block
         self._k = k
-        self._values = None if values == "sign" else codec_of(values)
+        self._values = None if values == "sign" else codec_of(values, settings)
+        self.params: Mapping[str, Param] = {"block": block, "k": k, "values": values, **settings}
 
     def nbytes(self, shape: Shape) -> int:
-        """`⌈kept · bits / 8⌉` for the numbers of the coefficients, and 4, 2 or ⅛ (rounded up) per value."""
+        """`⌈kept · bits / 8⌉` for the numbers of the coefficients; 4 (fp32), 2 (bf16) or ⅛ (sign) for each value."""
         return self._index_bytes(shape) + self._value_bytes(shape)
 
-    def memory(self, shape: Shape, seed: int) -> None:
+    def memory(self, shape: Shape) -> None:
         """Nothing is kept."""
         return
 
@@ -137,14 +133,14 @@ class Dct:
         self, source: torch.Tensor, shape: Shape, target: torch.Tensor, memory: Memory = None, nonce: int = 0
     ) -> None:
         """Keeps the largest coefficients of each tile; see `ShapedCodec`."""
-        self._encode(source, shape, target)
+        self._encode(source, shape, target, nonce)
 
     def encode_residual(
         self, source: torch.Tensor, shape: Shape, target: torch.Tensor, memory: Memory = None, nonce: int = 0
     ) -> None:
         """As `encode`, and takes from `source` what the kept coefficients say; see `ShapedCodec`."""
-        numbers, kept = self._encode(source, shape, target)
-        said = kept if self._values is None else self._read_values(target, shape)
+        numbers, kept = self._encode(source, shape, target, nonce)
+        said = kept if self._values is None else self._read_values(target, shape, nonce)
         tiles, elements, _ = self._tiles(shape)
         coefficients = torch.zeros(tiles, elements).scatter_(1, numbers, said)
         spent = torch.empty_like(source)
@@ -154,11 +150,11 @@ class Dct:
     def decode(self, source: torch.Tensor, shape: Shape, out: torch.Tensor, nonce: int = 0) -> None:
         """The inverse transform of the coefficients that were sent; see `ShapedCodec`."""
         coefficients = torch.empty_like(out)
-        self.decode_coefficients(source, shape, coefficients)
+        self.decode_coefficients(source, shape, coefficients, nonce=nonce)
         self.inverse(coefficients, shape, out)
 
     def decode_coefficients(
-        self, source: torch.Tensor, shape: Shape, out: torch.Tensor, sent: torch.Tensor | None = None
+        self, source: torch.Tensor, shape: Shape, out: torch.Tensor, sent: torch.Tensor | None = None, nonce: int = 0
     ) -> None:
         """The coefficients alone, so that they can be merged over those who sent them before `inverse`.
 
@@ -167,17 +163,18 @@ class Dct:
           shape: of the tensor.
           out: fp32 [numel], tile after tile; 0 where nothing was sent.
           sent: bool [numel], whether the coefficient was sent; None: not wanted.
+          nonce: that of the encoding.
 
         Raises:
-          SyncError: RD-436, the bytes name coefficients that a tile does not have.
+          SyncError: RD-405, the bytes name coefficients that a tile does not have.
         """
         tiles, elements, kept = self._tiles(shape)
         numbers = _unpack(source[: self._index_bytes(shape)], tiles * kept, _bits(elements))
         if numbers.size and int(numbers.max()) >= elements:
             what = f"a tile of {elements} coefficients is said to have one with the number {int(numbers.max())}"
-            raise SyncError(436, what, "run one version on all islands")
+            raise SyncError(405, what, "run one version on all islands")
         index = torch.from_numpy(numbers.astype(np.int64)).view(tiles, kept)
-        out.zero_().view(tiles, elements).scatter_(1, index, self._read_values(source, shape))
+        out.zero_().view(tiles, elements).scatter_(1, index, self._read_values(source, shape, nonce))
         if sent is not None:
             sent.zero_().view(tiles, elements).scatter_(1, index, True)
 
@@ -201,7 +198,9 @@ class Dct:
         tiles = coefficients.view(rows, columns, high, wide)
         out.view(rows, high, columns, wide).copy_((_cosines(high).T @ (tiles @ _cosines(wide))).transpose(1, 2))
 
-    def _encode(self, source: torch.Tensor, shape: Shape, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encode(
+        self, source: torch.Tensor, shape: Shape, target: torch.Tensor, nonce: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the bytes; returns numbers and values of the kept coefficients, [tiles, kept] each."""
         _, elements, kept = self._tiles(shape)
         coefficients = self.transform(source, shape)
@@ -213,14 +212,14 @@ class Dct:
             signs = np.packbits((values < 0).numpy().reshape(-1), bitorder="little")
             target[border:].copy_(torch.from_numpy(signs))
         else:
-            _put(self._values, values.view(-1), target[border:], 0)
+            _put(self._values, values.view(-1), target[border:], nonce)
         return numbers, values
 
-    def _read_values(self, source: torch.Tensor, shape: Shape) -> torch.Tensor:
+    def _read_values(self, source: torch.Tensor, shape: Shape, nonce: int) -> torch.Tensor:
         tiles, _, kept = self._tiles(shape)
         stored = source[self._index_bytes(shape) :]
         if self._values is not None:
-            return _get(self._values, stored, tiles * kept, 0).view(tiles, kept)
+            return _get(self._values, stored, tiles * kept, nonce).view(tiles, kept)
         below = np.unpackbits(stored.numpy(), count=tiles * kept, bitorder="little")
         return torch.from_numpy(1 - 2 * below.astype(np.float32)).view(tiles, kept)
 
@@ -248,8 +247,10 @@ class LowRank:
     """Factors `P` [m, r] with orthonormal columns and `Q = Mᵀ P` [n, r] of a matrix `M ≈ P Qᵀ`.
 
     One power iteration: `P` spans the columns of `M Q'`, where `Q'` is the `Q` of the round before, kept by the sender
-    (`memory`), at first random.  Exact if the rank of `M` is at most r; else `M − P Qᵀ` is orthogonal to `P`.  r is at
-    most m and n.  Tensors with one row, and those whose factors would have as many elements as they, travel as fp32.
+    (`memory`).  Before there is one, a random matrix, drawn from the nonce, takes an iteration more: by itself it may
+    lie so askew to `M` that fp32 shows it.  Exact if the rank of `M` is at most r; else `M − P Qᵀ` is orthogonal to
+    `P`.  r is at most m and n.  Tensors with one row, and those whose factors would have as many elements as they,
+    travel as fp32.
 
     Args:
       rank: r, 1 or more.
@@ -268,17 +269,17 @@ class LowRank:
             raise SyncError(404, f"codec 'low_rank' does not take rank {rank}", "use a rank above 0")
         self._rank = rank
         self._values = codec_of(values, settings)
-        self.params: Mapping[str, Param] = {"rank": rank, "values": values, **self._values.params}
+        self.params: Mapping[str, Param] = {"rank": rank, "values": values, **settings}
 
     def nbytes(self, shape: Shape) -> int:
         """Of `m r` and of `n r` elements in the codec of the factors, fp32: `4 r (m + n)`; of a raw tensor 4 each."""
         m, n, r = self._sides(shape)
         return self._values.nbytes(m * r) + self._values.nbytes(n * r) if r else 4 * math.prod(shape)
 
-    def memory(self, shape: Shape, seed: int) -> Memory:
-        """A random `Q'`, fp32 [n, r]; None for a tensor that travels raw."""
+    def memory(self, shape: Shape) -> Memory:
+        """Room for `Q'`, fp32 [n, r], zeros as long as there is none; None for a tensor that travels raw."""
         _, n, r = self._sides(shape)
-        return _random(n, r, seed) if r else None
+        return torch.zeros(n, r) if r else None
 
     def encode(
         self, source: torch.Tensor, shape: Shape, target: torch.Tensor, memory: Memory = None, nonce: int = 0
@@ -289,9 +290,9 @@ class LowRank:
             _put(Fp32(), source, target, nonce)
             return
         matrix = source.view(m, n)
-        start = _random(n, r, nonce) if memory is None else memory
+        start = _straightened(matrix, r, nonce) if memory is None or not memory.any() else memory.double()
         border = self._values.nbytes(m * r)
-        P = torch.linalg.qr(_times(matrix, start.double())).Q
+        P = torch.linalg.qr(_times(matrix, start)).Q
         _put(self._values, P.float().reshape(-1), target[:border], nonce)
         # Q belongs to the P that is sent: then only the rounding of Q itself adds to what the factors cannot say.
         P = _get(self._values, target[:border], m * r, nonce).view(m, r).double()
@@ -396,8 +397,11 @@ def _get(codec: Codec, source: torch.Tensor, numel: int, nonce: int) -> torch.Te
     return values
 
 
-def _random(n: int, r: int, seed: int) -> torch.Tensor:
-    return torch.randn(n, r, generator=torch.Generator().manual_seed(seed))
+def _straightened(matrix: torch.Tensor, r: int, seed: int) -> torch.Tensor:
+    """A random start after one power iteration, fp64 [n, r]."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(matrix.shape[1], r, dtype=torch.float64, generator=generator)
+    return _transposed_times(matrix, torch.linalg.qr(_times(matrix, start)).Q)
 
 
 def _times(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

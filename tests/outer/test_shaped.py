@@ -107,7 +107,7 @@ def test_zeros_stay_zeros(codec, shape):
 @pytest.mark.parametrize("codec", [Dct(8, 3), LowRank(2)])
 def test_what_was_sent_and_what_is_left_add_up_to_what_came_in(codec):
     shape = (12, 16)
-    memory = codec.memory(shape, 0)
+    memory = codec.memory(shape)
     error, sent, given_in = (torch.zeros(192, dtype=torch.float64) for _ in range(3))
     for k in range(10):
         values = drawn(shape, k)
@@ -238,7 +238,7 @@ def test_a_coefficient_that_a_tile_does_not_have_is_refused():
     target[0] = 3
     with pytest.raises(SyncError) as caught:
         decoded(codec, target, (3,))
-    assert caught.value.number == 436
+    assert caught.value.number == 405
 
 
 @settings(deadline=None, max_examples=50)
@@ -247,8 +247,7 @@ def test_a_matrix_of_low_rank_is_exact(rank, actual, m, n, seed):
     actual = min(rank, actual)
     matrix = (drawn((m, actual), seed).view(m, -1) @ drawn((actual, n), seed + 1).view(actual, -1)).reshape(-1)
     left = matrix.double() - there_and_back(LowRank(rank), matrix, (m, n))
-    # fp32 rounds the product itself, so that it is of low rank to about 1e-7 only, and a start may lie askew to it.
-    assert float(left.norm()) <= 2e-5 * float(matrix.norm()) + 1e-6
+    assert float(left.norm()) <= 1e-6 * float(matrix.norm()) + 1e-6
 
 
 @settings(deadline=None, max_examples=50)
@@ -272,7 +271,7 @@ def test_rounds_of_a_constant_matrix_approach_the_best_factors():
     singular = torch.linalg.svdvals(values.view(m, n).double())
     best = float(singular[rank:].square().sum().sqrt())
     codec = LowRank(rank)
-    memory = codec.memory((m, n), 9)
+    memory = codec.memory((m, n))
     errors = [
         float((values - decoded(codec, encoded(codec, values, (m, n), memory=memory), (m, n))).norm())
         for _ in range(200)
@@ -284,7 +283,7 @@ def test_rounds_of_a_constant_matrix_approach_the_best_factors():
 @pytest.mark.parametrize("actual", [0, 1])
 def test_a_round_of_lower_rank_does_not_spoil_the_next(actual):
     codec, shape = LowRank(3), (20, 16)
-    memory = codec.memory(shape, 1)
+    memory = codec.memory(shape)
     poor = (drawn((20, 1), 2).view(20, 1) @ drawn((1, 16), 3).view(1, 16)).reshape(-1) * actual
     for _ in range(3):
         encoded(codec, poor, shape, memory=memory)
@@ -293,13 +292,23 @@ def test_a_round_of_lower_rank_does_not_spoil_the_next(actual):
     torch.testing.assert_close(back, rich, rtol=0, atol=1e-4)
 
 
-def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches():
-    # What makes the first half of a power iteration linear over islands: one Q' and seed for all.
+def test_the_nonce_decides_where_a_sender_without_memory_begins():
     codec, shape = LowRank(2), (10, 8)
-    start = codec.memory(shape, 7)
-    assert torch.equal(start, codec.memory(shape, 7))
-    one, two = (drawn(shape, k).view(shape) for k in (0, 1))
-    torch.testing.assert_close((one + two) @ start, one @ start + two @ start, rtol=0, atol=1e-5)
+    values = drawn(shape, 1)
+    first = encoded(codec, values, shape, nonce=7)
+    assert torch.equal(encoded(codec, values, shape, nonce=7), first)
+    assert torch.equal(encoded(codec, values, shape, memory=codec.memory(shape), nonce=7), first)
+    assert not torch.equal(encoded(codec, values, shape, nonce=8), first)
+
+
+def test_the_sender_iterates_from_what_the_round_before_found():
+    codec, shape = LowRank(2), (10, 8)
+    memory = codec.memory(shape)
+    encoded(codec, drawn(shape, 1), shape, memory=memory)
+    values, start = drawn(shape, 2).view(shape).double(), memory.double()
+    P = np.linalg.qr((values @ start).numpy())[0]
+    back = decoded(codec, encoded(codec, values.float().view(-1), shape, memory=memory), shape)
+    np.testing.assert_allclose(back.view(shape).numpy(), P @ (P.T @ values.numpy()), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +342,7 @@ def test_factors_travel_in_the_codec_that_was_asked_for():
 @given(shapes, seeds, st.integers(1, 6))
 def test_tensors_whose_factors_would_not_be_smaller_travel_bit_for_bit(shape, seed, rank):
     codec, values = LowRank(rank), drawn(shape, seed)
-    if codec.memory(shape, 0) is None:
+    if codec.memory(shape) is None:
         assert codec.nbytes(shape) == 4 * values.numel()
         assert torch.equal(there_and_back(codec, values, shape), values)
     else:
@@ -348,6 +357,7 @@ def test_tensors_whose_factors_would_not_be_smaller_travel_bit_for_bit(shape, se
         ("dct", {"block": 257}),
         ("dct", {"k": 0}),
         ("dct", {"values": "int9"}),
+        ("dct", {"values": "low_rank"}),
         ("dct", {"rank": 3}),
         ("low_rank", {"rank": 0}),
         ("low_rank", {"values": "int9"}),
