@@ -1,22 +1,15 @@
 """Muon alone against formulas, and in real engines, ZeRO stage 0 to 3 and one or two ranks, against a plain loop."""
 
-import os
-import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
-import muon_scenario
+import little_ranks
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ray_diloco.inner.environment import rank_environment
+from ray_diloco.inner.model import build_model
 from ray_diloco.inner.muon import HIDDEN, MuonAdamW, Place, hidden_matrices, orthogonalise
-
-DEADLINE_S = 240
 
 
 def newton_schulz(update):
@@ -128,7 +121,7 @@ def test_ranks_that_share_matrices_step_as_one_that_has_them_whole():
 
 
 def test_embeddings_and_the_output_head_are_not_hidden_also_when_tied():
-    model = muon_scenario.Model(32)
+    model = little_ranks.Model(32)
     assert hidden_matrices(model) == {"wide.weight", "tall.weight", "square.weight"}
     model.embed, model.head = nn.Embedding(32, 22), nn.Linear(22, 32, bias=False)
     model.head.weight = model.embed.weight
@@ -139,47 +132,9 @@ def test_embeddings_and_the_output_head_are_not_hidden_also_when_tied():
 
 
 @pytest.fixture(scope="module")
-def islands(tmp_path_factory):
-    """Records of islands of one and two ranks, by rank."""
-    found = {}
-    for world in (1, 2):
-        folder = tmp_path_factory.mktemp(f"muon-{world}")
-        processes = [start(rank, world, folder) for rank in range(world)]
-        try:
-            if world > 1:
-                port = processes[0].stdout.readline()
-                processes[1].stdin.write(port)
-                processes[1].stdin.flush()
-            for process in processes:
-                error = process.communicate(timeout=DEADLINE_S)[1]
-                assert process.returncode == 0, error[-4000:]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        found[world] = [pickle.loads((folder / f"rank-{rank}.pkl").read_bytes()) for rank in range(world)]
-    return found
-
-
-def start(rank, world, folder):
-    here = Path(__file__).parent
-    paths = os.pathsep.join(filter(None, [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, str(here / "muon_scenario.py"), str(rank), str(world), str(folder)],
-        env=os.environ | rank_environment(rank, world) | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.fixture(scope="module")
 def plain():
     """The flat parameters after the same steps of a plain loop with two optimisers."""
-    from ray_diloco.inner.model import build_model
-
-    s = muon_scenario.settings(0, "fp32", 0, 1)
+    s = little_ranks.settings(0, "fp32", 0, 1)
     model = build_model(s.model, s.vocab_size, 0, s.sequence_length, s.seed)
     hidden = {name: p for name, p in model.named_parameters() if name in hidden_matrices(model)}
     rest = [p for name, p in model.named_parameters() if name not in hidden]
@@ -187,8 +142,8 @@ def plain():
     decayed = [{"params": [p], "weight_decay": o.weight_decay if p.ndim > 1 else 0.0} for p in rest]
     adamw = torch.optim.AdamW(decayed, betas=(o.beta1, o.beta2), eps=o.eps)
     momenta = {name: torch.zeros_like(p) for name, p in hidden.items()}
-    for step, factor in enumerate(muon_scenario.RATES):
-        for half in muon_scenario.tokens(step).chunk(2):
+    for step, factor in enumerate(little_ranks.RATES):
+        for half in little_ranks.tokens(step).chunk(2):
             (model(half, half).loss / 2).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), s.inner.clip)
         with torch.no_grad():
@@ -206,7 +161,7 @@ def plain():
 
 
 def vector(records, engine, which):
-    numel = sum(p.numel() for p in muon_scenario.Model(muon_scenario.VOCAB).parameters())
+    numel = sum(p.numel() for p in little_ranks.Model(little_ranks.VOCAB).parameters())
     whole = torch.full((numel,), float("nan"))
     for record in records:
         for first, values in record[engine][which]:
@@ -215,9 +170,9 @@ def vector(records, engine, which):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("engine", muon_scenario.ENGINES, ids=lambda e: f"stage{e[0]}-{e[1]}")
-def test_training_equals_a_plain_loop_at_every_stage(islands, plain, world, engine):
-    found = vector(islands[world], engine, 0)
+@pytest.mark.parametrize("engine", little_ranks.ENGINES, ids=lambda e: f"stage{e[0]}-{e[1]}")
+def test_training_equals_a_plain_loop_at_every_stage(little_worlds, plain, world, engine):
+    found = vector(little_worlds[world], engine, 0)
     difference = (found - plain).abs()
     if engine[1] == "fp32":
         assert difference.max() < 1e-3 and difference.mean() < 1e-5
@@ -226,15 +181,15 @@ def test_training_equals_a_plain_loop_at_every_stage(islands, plain, world, engi
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("engine", muon_scenario.ENGINES, ids=lambda e: f"stage{e[0]}-{e[1]}")
-def test_both_kinds_of_state_are_restored_bit_by_bit(islands, world, engine):
-    records = islands[world]
+@pytest.mark.parametrize("engine", little_ranks.ENGINES, ids=lambda e: f"stage{e[0]}-{e[1]}")
+def test_both_kinds_of_state_are_restored_bit_by_bit(little_worlds, world, engine):
+    records = little_worlds[world]
     assert torch.equal(vector(records, engine, 0), vector(records, engine, 1))
     kinds = {tuple(key.split("|")[::2]) for key in records[0][engine][2]}
     assert {("momentum_buffer", "wide.weight"), ("exp_avg", "embed.weight"), ("exp_avg_sq", "wide.bias")} <= kinds
     assert not {("exp_avg", "wide.weight"), ("momentum_buffer", "head.weight")} & kinds
 
 
-def test_two_ranks_do_share_a_matrix_at_stage_1(islands):
-    assert [record[1, "fp32"][3] for record in islands[2]] == [1, 1]
-    assert [record[3, "fp32"][3] for record in islands[2]] == [3, 3]
+def test_two_ranks_do_share_a_matrix_at_stage_1(little_worlds):
+    assert [record[1, "fp32"][3] for record in little_worlds[2]] == [1, 1]
+    assert [record[3, "fp32"][3] for record in little_worlds[2]] == [3, 3]
