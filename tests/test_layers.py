@@ -21,7 +21,7 @@ INSIDE = {
     "inner": {"inner", "outer", "errors", "config", "data"},
     "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe"},
 }
-OUTSIDE = {"outer": {"torch", "numpy", "xxhash"}, "rounds": set()}
+OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}
 # Files, clocks and processes: the mathematics and the protocol get them through their callers.
 WORLD = {"os", "pathlib", "shutil", "tempfile", "subprocess", "socket", "time", "datetime", "threading"}
 

@@ -2,13 +2,15 @@
 
 A codec works on runs of whole units of `granularity` elements, each of which stands alone in the bytes: any such run
 can be encoded and decoded by itself, which is what the cache-sized passes of `shard.py` and `exchange.py` do.  Sizes
-are exact to the byte (../shared/algorithms.md §8.4).  A new codec is one class and one line in `CODECS`.
+are exact to the byte (../shared/algorithms.md §8.4).  What is not finite is the caller's to refuse; a codec only
+promises not to fail on it.  A new codec is one class or function and one line in `CODECS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar, Protocol
 
 import torch
@@ -16,6 +18,10 @@ import torch
 from ray_diloco.errors import SyncError
 
 Param = int | float | str
+
+# Elements that are converted at a time where a conversion needs room of its own: they stay in the first-level cache.
+_PIECE = 8192
+_LARGEST_FP16 = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +75,20 @@ class Codec(Protocol):
         """Bytes of `numel` elements; additive over runs of whole units."""
         ...
 
-    def encode(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Writes fp32 `source` [n] as bytes into `target` [nbytes(n)], uint8."""
+    def encode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Writes fp32 `source` [n] as bytes into `target` [nbytes(n)], uint8.
+
+        `nonce` differs per round and chunk and is the same at the receiver; random masks and stochastic rounding use
+        it, others do not.
+        """
         ...
 
-    def decode(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def decode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Writes the elements of uint8 `source` [nbytes(n)] into fp32 `target` [n]."""
+        ...
+
+    def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """As `encode`, and leaves in `source` what the bytes do not say: source ← source − decode(target)."""
         ...
 
 
@@ -91,13 +105,18 @@ class Fp32:
         """4 per element."""
         return 4 * numel
 
-    def encode(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def encode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Copies."""
         target.view(torch.float32).copy_(source)
 
-    def decode(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def decode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Copies."""
         target.copy_(source.view(torch.float32))
+
+    def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Copies; nothing is left."""
+        self.encode(source, target)
+        source.zero_()
 
 
 class Bf16:
@@ -113,16 +132,89 @@ class Bf16:
         """2 per element."""
         return 2 * numel
 
-    def encode(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def encode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Rounds to nearest even."""
         target.view(torch.bfloat16).copy_(source)
 
-    def decode(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def decode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Exact."""
         target.copy_(source.view(torch.bfloat16))
 
+    def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Leaves the rounding errors."""
+        self.encode(source, target)
+        _subtract(source, target.view(torch.bfloat16))
 
-CODECS: dict[str, Callable[..., Codec]] = {"fp32": Fp32, "bf16": Bf16}
+
+class Fp16:
+    """2 bytes an element: sign, 5 bits of exponent, 10 of fraction; rounds to nearest even.
+
+    Error ≤ 2^-11 relative from 2^-14 on and ≤ 2^-25 below.  What lies beyond ±65504, the largest number, becomes that;
+    error feedback then keeps the rest.
+    """
+
+    name: ClassVar[str] = "fp16"
+    granularity: ClassVar[int] = 1
+    plain: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits()
+    params: ClassVar[Mapping[str, Param]] = {}
+
+    def nbytes(self, numel: int) -> int:
+        """2 per element."""
+        return 2 * numel
+
+    def encode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Rounds to nearest even within ±65504."""
+        halves = target.view(torch.float16)
+        room = torch.empty(min(_PIECE, source.numel()))
+        for start in range(0, source.numel(), _PIECE):
+            values = source[start : start + _PIECE]
+            inside = torch.clamp(values, -_LARGEST_FP16, _LARGEST_FP16, out=room[: values.numel()])
+            halves[start : start + _PIECE].copy_(inside)
+
+    def decode(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Exact."""
+        target.copy_(source.view(torch.float16))
+
+    def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
+        """Leaves the rounding errors and what lies beyond the largest number."""
+        self.encode(source, target)
+        _subtract(source, target.view(torch.float16))
+
+
+def _subtract(source: torch.Tensor, values: torch.Tensor) -> None:
+    for start in range(0, source.numel(), _PIECE):
+        source[start : start + _PIECE].sub_(values[start : start + _PIECE].float())
+
+
+def _from(module: str, name: str) -> Callable[..., Codec]:
+    """A builder that imports its module when it is called: those need numba, which takes a second."""
+
+    def build(**params: Param) -> Codec:
+        builder: Callable[..., Codec] = getattr(import_module(f"ray_diloco.outer.{module}"), name)
+        return builder(**params)
+
+    return build
+
+
+CODECS: dict[str, Callable[..., Codec]] = {
+    "fp32": Fp32,
+    "bf16": Bf16,
+    "fp16": Fp16,
+    "int8": _from("quantise", "int8"),
+    "int8_bin_mean": _from("quantise", "int8_bin_mean"),
+    "int4": _from("quantise", "int4"),
+    "e3m0": _from("quantise", "e3m0"),
+    "2bit": _from("quantise", "two_bit"),
+    "1bit": _from("quantise", "one_bit"),
+    "topk": _from("sparse", "TopK"),
+    "mask": _from("sparse", "Mask"),
+}
+
+
+def refuse_parameter(codec: str, parameter: str, value: object, wanted: str) -> SyncError:
+    """The error for a parameter of a codec that cannot be (RD-404)."""
+    return SyncError(404, f"codec {codec!r} does not take {parameter}={value!r}", f"{parameter} is {wanted}")
 
 
 def codec_of(name: str, params: Mapping[str, Param] | None = None) -> Codec:

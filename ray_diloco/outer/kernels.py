@@ -1,0 +1,681 @@
+"""Loops over elements that torch cannot fuse, compiled by numba: quantise, pack, select, and their way back.
+
+One pass each over memory that stays in the cache, no temporaries of the tensor's size.  What made them fast
+(../shared/numbers.md, "Codecs"): magnitudes are compared as integers, every block is a slice of its own, rounding is an
+addition, and a byte's parts come from parts of the unit that lie far apart, not from neighbours.  No `fastmath`: the
+same input gives the same bytes on every machine, and equals the plain numpy of `tests/outer/test_quantise.py`.
+
+Imported only when a codec that needs it is built, since numba takes a second.  All arrays are contiguous; `x` is fp32
+[n] and `out` uint8.  A kernel works unit by unit: the last one may be shorter.
+"""
+
+# numba infers the types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+# Adding 1.5 · 2^23 to a small fp32 number leaves it, rounded to nearest even, in the low bits of the sum.
+_ROUND = np.float32(12582912.0)
+_ROUND_INT4 = np.float32(12582912.0 + 8.0)
+_ONE_127TH = np.float32(1.0 / 127.0)
+_ONE_7TH = np.float32(1.0 / 7.0)
+_LARGEST = np.float32(3.4028234663852886e38)
+_LEAST = np.float32(1.401298464324817e-45)
+# Below this a block is scaled up while it is encoded, so that 127 / absmax stays finite.
+_SMALL = np.float32(2.0**-64)
+_UP = np.float32(2.0**64)
+_ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+# Sums run in this many lanes, element i in lane i mod LANES, and the lanes are added in order.
+LANES = 32
+# At most about this many elements of a unit are looked at to guess where a quantile lies.
+SAMPLE = 4096
+
+
+def _compile(inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """numba's decorator; without the cache on disk where there is no place for it."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        options: dict[str, Any] = {"nogil": True, "inline": "always" if inline else "never"}
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:
+            return numba.njit(**options)(function)
+
+    return decorate
+
+
+@_compile()
+def put_int32(out, at, bits):
+    """Writes 32 bits at a place that need not be aligned, least significant byte first."""
+    for j in range(4):
+        out[at + j] = np.uint8((bits >> (8 * j)) & 0xFF)
+
+
+@_compile()
+def get_int32(data, at):
+    """Reads what `put_int32` wrote."""
+    bits = np.uint32(0)
+    for j in range(4):
+        bits = np.uint32(bits | (np.uint32(data[at + j]) << np.uint32(8 * j)))
+    return np.int32(bits)
+
+
+@_compile()
+def put_float(out, at, value):
+    """Writes an fp32 number."""
+    put_int32(out, at, np.float32(value).view(np.int32))
+
+
+@_compile()
+def get_float(data, at):
+    """Reads an fp32 number."""
+    return np.int32(get_int32(data, at)).view(np.float32)
+
+
+@_compile()
+def largest_magnitude(bits):
+    """Bits of the largest |x|; `bits` are the elements as int32.  What is not finite counts as largest."""
+    largest = np.int32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.int32(bits[i] & _MAGNITUDE))
+    return np.int32(largest)
+
+
+@_compile()
+def key_of_unit(seed, nonce, bits):
+    """32 random bits for one unit, from the seed, the nonce and 32 bits of its content (splitmix64)."""
+    z = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(nonce)
+    for word in (np.uint64(0x9E3779B97F4A7C15), np.uint64(np.uint32(bits)) + np.uint64(0xD1B54A32D192ED03)):
+        z += word
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return np.uint32(z >> np.uint64(32))
+
+
+@_compile()
+def fraction(key, i):
+    """Uniform fp32 number in [0, 1) for element i of a unit: a multiple of 2^-24."""
+    h = np.uint32(np.uint32(i) * np.uint32(0x9E3779B9)) ^ key
+    h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
+    h = np.uint32(h ^ (h >> np.uint32(16)))
+    return np.float32(np.int32(h >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@_compile()
+def _stochastic(v, u):
+    """`v` rounded up with the probability of its fraction, as an integer in the low bits."""
+    low = np.floor(v)
+    return np.int32(np.float32(low + _ROUND).view(np.int32) + np.int32(u < v - low))
+
+
+@_compile()
+def int8_encode(x, unit, out, stochastic, seed, nonce):
+    """Unit: absmax a as fp32, then a byte an element, q = round(127 x / a) in −127 … 127."""
+    at = 0
+    for start in range(0, x.size, unit):
+        block = x[start : min(start + unit, x.size)]
+        largest = largest_magnitude(block.view(np.int32))
+        put_int32(out, at, largest)
+        a = np.int32(largest).view(np.float32)
+        codes = out[at + 4 : at + 4 + block.size]
+        up = _UP if a < _SMALL else _ONE
+        inverse = np.float32(127.0) / (a * up) if a > _ZERO else _ZERO
+        if stochastic:
+            key = key_of_unit(seed, nonce, largest)
+            for i in range(block.size):
+                codes[i] = np.uint8(_stochastic(block[i] * up * inverse, fraction(key, i)))
+        else:
+            for i in range(block.size):
+                codes[i] = np.uint8(np.float32(block[i] * up * inverse + _ROUND).view(np.int32))
+        at += 4 + block.size
+
+
+@_compile()
+def int8_decode(data, unit, y, subtract):
+    """y = a · (q / 127), which gives the largest element back exactly; or y ← y − that."""
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        a = get_float(data, at)
+        codes = data[at + 4 : at + 4 + block.size].view(np.int8)
+        if subtract:
+            for i in range(block.size):
+                block[i] -= a * (np.float32(codes[i]) * _ONE_127TH)
+        else:
+            for i in range(block.size):
+                block[i] = a * (np.float32(codes[i]) * _ONE_127TH)
+        at += 4 + block.size
+
+
+@_compile()
+def int4_encode(x, unit, out, stochastic, seed, nonce):
+    """Unit: absmax a as fp32, then bytes of q_i + 8 and, above it, q_{i+h} + 8; q = round(7 x / a), h = ⌈n/2⌉."""
+    at = 0
+    for start in range(0, x.size, unit):
+        block = x[start : min(start + unit, x.size)]
+        half = (block.size + 1) // 2
+        low, high = block[:half], block[half:]
+        largest = largest_magnitude(block.view(np.int32))
+        put_int32(out, at, largest)
+        a = np.int32(largest).view(np.float32)
+        codes = out[at + 4 : at + 4 + half]
+        up = _UP if a < _SMALL else _ONE
+        inverse = np.float32(7.0) / (a * up) if a > _ZERO else _ZERO
+        if stochastic:
+            key = key_of_unit(seed, nonce, largest)
+            for i in range(half):
+                codes[i] = np.uint8((_stochastic(low[i] * up * inverse, fraction(key, i)) + 8) & 15)
+            for i in range(high.size):
+                code = (_stochastic(high[i] * up * inverse, fraction(key, half + i)) + 8) & 15
+                codes[i] |= np.uint8(code << 4)
+        else:
+            for i in range(high.size):
+                first = np.float32(low[i] * up * inverse + _ROUND_INT4).view(np.int32) & 15
+                second = np.float32(high[i] * up * inverse + _ROUND_INT4).view(np.int32) & 15
+                codes[i] = np.uint8(first | (second << 4))
+            if high.size < half:
+                codes[half - 1] = np.uint8(np.float32(low[half - 1] * up * inverse + _ROUND_INT4).view(np.int32) & 15)
+        if high.size < half:
+            codes[half - 1] |= np.uint8(8 << 4)
+        at += 4 + half
+
+
+@_compile()
+def int4_decode(data, unit, y, subtract):
+    """y = a · (q / 7); or y ← y − that."""
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        half = (block.size + 1) // 2
+        low, high = block[:half], block[half:]
+        a = get_float(data, at)
+        codes = data[at + 4 : at + 4 + half]
+        if subtract:
+            for i in range(half):
+                low[i] -= a * (np.float32(np.int32(codes[i] & 15) - np.int32(8)) * _ONE_7TH)
+            for i in range(high.size):
+                high[i] -= a * (np.float32(np.int32(codes[i] >> 4) - np.int32(8)) * _ONE_7TH)
+        else:
+            for i in range(half):
+                low[i] = a * (np.float32(np.int32(codes[i] & 15) - np.int32(8)) * _ONE_7TH)
+            for i in range(high.size):
+                high[i] = a * (np.float32(np.int32(codes[i] >> 4) - np.int32(8)) * _ONE_7TH)
+        at += 4 + half
+
+
+@_compile()
+def count_below(bits, limit):
+    """Number of elements with magnitude bits below a limit."""
+    count = np.int32(0)
+    for i in range(bits.size):
+        count = np.int32(count + np.int32(np.int32(bits[i] & _MAGNITUDE) < limit))
+    return count
+
+
+@_compile()
+def kth_smallest(keys, k):
+    """The k-th smallest (from 0) of int32 keys, by bisection: a step counts, and that is done for many at a time."""
+    low, high = np.int64(keys.min()), np.int64(keys.max())
+    while low < high:
+        middle = (low + high) >> 1
+        limit = np.int32(middle)
+        count = np.int32(0)
+        for i in range(keys.size):
+            count = np.int32(count + np.int32(keys[i] <= limit))
+        if count > k:
+            high = middle
+        else:
+            low = middle + 1
+    return np.int32(low)
+
+
+@_compile()
+def median_magnitude(bits):
+    """Bits of the median of the non-zero |x|, the lower of the two middle ones; 0 if all are zero.  Exact.
+
+    A sample says between which two values the median must be; counting shrinks that range and proves it; what is left
+    in it is collected and searched.
+    """
+    n = bits.size
+    zeros = count_below(bits, np.int32(1))
+    if zeros == n:
+        return np.int32(0)
+    k = zeros + (n - zeros - 1) // 2
+    found = np.empty(n, np.int32)
+    m = 0
+    for i in range(n):
+        found[m] = bits[i] & _MAGNITUDE
+        m += 1
+    return kth_smallest(found[:m], k)
+
+
+@_compile(inline=True)
+def _e3m0(b, t1, t2, t3, t4, t5, t6, t7):
+    m = np.int32(b & _MAGNITUDE)
+    e = np.int32(m >= t1)
+    e = np.int32(e + np.int32(m >= t2))
+    e = np.int32(e + np.int32(m >= t3))
+    e = np.int32(e + np.int32(m >= t4))
+    e = np.int32(e + np.int32(m >= t5))
+    e = np.int32(e + np.int32(m >= t6))
+    e = np.int32(e + np.int32(m >= t7))
+    return np.int32(e | ((np.int32(b < np.int32(0)) & np.int32(e > np.int32(0))) << 3))
+
+
+@_compile()
+def e3m0_encode(x, unit, out):
+    """Unit: s as fp32, then bytes of two codes, elements i and i + ⌈n/2⌉; a code is a sign and e = 0 … 7."""
+    at = 0
+    for start in range(0, x.size, unit):
+        bits = x[start : min(start + unit, x.size)].view(np.int32)
+        half = (bits.size + 1) // 2
+        low, high = bits[:half], bits[half:]
+        scale_bits = median_magnitude(bits)
+        put_int32(out, at, scale_bits)
+        s = np.int32(scale_bits).view(np.float32)
+        codes = out[at + 4 : at + 4 + half]
+        # Middles between the levels 0, s/4, s/2, …, 16 s.  At least the least positive number: zero stays zero.
+        t1 = np.float32(max(s * np.float32(0.125), _LEAST)).view(np.int32)
+        t2 = np.float32(max(s * np.float32(0.375), _LEAST)).view(np.int32)
+        t3 = np.float32(max(s * np.float32(0.75), _LEAST)).view(np.int32)
+        t4 = np.float32(max(s * np.float32(1.5), _LEAST)).view(np.int32)
+        t5 = np.float32(max(s * np.float32(3.0), _LEAST)).view(np.int32)
+        t6 = np.float32(max(s * np.float32(6.0), _LEAST)).view(np.int32)
+        t7 = np.float32(max(s * np.float32(12.0), _LEAST)).view(np.int32)
+        for i in range(high.size):
+            first = _e3m0(low[i], t1, t2, t3, t4, t5, t6, t7)
+            second = _e3m0(high[i], t1, t2, t3, t4, t5, t6, t7)
+            codes[i] = np.uint8(first | (second << 4))
+        if high.size < half:
+            codes[half - 1] = np.uint8(_e3m0(low[half - 1], t1, t2, t3, t4, t5, t6, t7))
+        at += 4 + half
+
+
+@_compile(inline=True)
+def _e3m0_value(code, s):
+    e = np.int32(code & 7)
+    power = np.int32((e + np.int32(124)) << 23).view(np.float32)
+    level = min(s * power, _LARGEST)
+    level = level if e > np.int32(0) else _ZERO
+    return -level if (code & 8) != 0 else level
+
+
+@_compile()
+def e3m0_decode(data, unit, y, subtract):
+    """y = ± 2^(e−3) · s, zero for e = 0; or y ← y − that."""
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        half = (block.size + 1) // 2
+        low, high = block[:half], block[half:]
+        s = get_float(data, at)
+        codes = data[at + 4 : at + 4 + half]
+        if subtract:
+            for i in range(half):
+                low[i] -= _e3m0_value(np.int32(codes[i]), s)
+            for i in range(high.size):
+                high[i] -= _e3m0_value(np.int32(codes[i] >> 4), s)
+        else:
+            for i in range(half):
+                low[i] = _e3m0_value(np.int32(codes[i]), s)
+            for i in range(high.size):
+                high[i] = _e3m0_value(np.int32(codes[i] >> 4), s)
+        at += 4 + half
+
+
+@_compile()
+def mean_and_sigma(x):
+    """Mean and standard deviation (over n) in float64, from sums in `LANES` lanes of what exceeds the first element."""
+    first = np.float64(x[0])
+    sums, squares = np.zeros(LANES), np.zeros(LANES)
+    whole = x.size // LANES * LANES
+    for i in range(0, whole, LANES):
+        row = x[i : i + LANES]
+        for j in range(LANES):
+            d = np.float64(row[j]) - first
+            sums[j] += d
+            squares[j] += d * d
+    for j in range(x.size - whole):
+        d = np.float64(x[whole + j]) - first
+        sums[j] += d
+        squares[j] += d * d
+    total, square = 0.0, 0.0
+    for j in range(LANES):
+        total += sums[j]
+        square += squares[j]
+    mean = total / x.size
+    variance = square / x.size - mean * mean
+    return first + mean, np.sqrt(variance) if variance > 0.0 else 0.0
+
+
+@_compile()
+def bin_mean8_encode(x, unit, out):
+    """Unit: codebook of 256 fp32, then a byte an element: its bin of 256 between mean − 3σ and mean + 3σ."""
+    sums, counts = np.empty(256), np.empty(256, np.int64)
+    at = 0
+    for start in range(0, x.size, unit):
+        block = x[start : min(start + unit, x.size)]
+        mean, sigma = mean_and_sigma(block)
+        low = mean - 3.0 * sigma
+        inverse = 256.0 / (6.0 * sigma) if sigma > 0.0 else 0.0
+        codes = out[at + 1024 : at + 1024 + block.size]
+        for i in range(block.size):
+            v = (np.float64(block[i]) - low) * inverse
+            v = v if v > 0.0 else 0.0
+            v = v if v < 255.0 else 255.0
+            codes[i] = np.uint8(np.int32(v))
+        sums[:] = 0.0
+        counts[:] = 0
+        for i in range(block.size):
+            sums[codes[i]] += block[i]
+            counts[codes[i]] += 1
+        for c in range(256):
+            put_float(out, at + 4 * c, np.float32(sums[c] / counts[c]) if counts[c] > 0 else _ZERO)
+        at += 1024 + block.size
+
+
+@_compile()
+def bin_mean8_decode(data, unit, y, subtract):
+    """y = codebook entry; or y ← y − that."""
+    book = np.empty(256, np.float32)
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        codes = data[at + 1024 : at + 1024 + block.size]
+        for c in range(256):
+            book[c] = get_float(data, at + 4 * c)
+        if subtract:
+            for i in range(block.size):
+                block[i] -= book[codes[i]]
+        else:
+            for i in range(block.size):
+                block[i] = book[codes[i]]
+        at += 1024 + block.size
+
+
+@_compile()
+def quantile_borders(x, parts, borders):
+    """Puts `parts` − 1 values between which the parts of x are about equally full.
+
+    Exact order statistics, of rank ⌊m j / parts⌋, of every `stride`-th element; of all for up to `SAMPLE` elements.
+    """
+    stride = x.size // SAMPLE | 1
+    keys = np.empty((x.size + stride - 1) // stride, np.int32)
+    bits = x.view(np.int32)
+    for j in range(keys.size):
+        b = bits[j * stride]
+        keys[j] = b ^ ((b >> 31) & _MAGNITUDE)
+    for part in range(1, parts):
+        key = np.int32(kth_smallest(keys, keys.size * part // parts))
+        borders[part - 1] = np.int32(key ^ ((key >> 31) & _MAGNITUDE)).view(np.float32)
+
+
+@_compile()
+def sigma_borders(x, parts, borders):
+    """Puts the inner borders of `parts` equal bins between mean − 3σ and mean + 3σ."""
+    mean, sigma = mean_and_sigma(x)
+    for part in range(1, parts):
+        borders[part - 1] = np.float32(mean + sigma * (6.0 * part / parts - 3.0))
+
+
+@_compile()
+def _means2(x, b0, b1, b2, book):
+    """Mean of what lies between the borders, for four parts; zero for an empty part."""
+    sums, counts = np.zeros((4, LANES)), np.zeros(4, np.int64)
+    s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
+    whole = x.size // LANES * LANES
+    n1, n2, n3 = np.int32(0), np.int32(0), np.int32(0)
+    for i in range(0, whole, LANES):
+        row = x[i : i + LANES]
+        for j in range(LANES):
+            v = row[j]
+            d = np.float64(v)
+            s0[j] += 0.0 if v >= b0 else d
+            s1[j] += d if (v >= b0) & (not v >= b1) else 0.0
+            s2[j] += d if (v >= b1) & (not v >= b2) else 0.0
+            s3[j] += d if v >= b2 else 0.0
+    for i in range(whole, x.size):
+        v = x[i]
+        code = np.int32(v >= b0) + np.int32(v >= b1) + np.int32(v >= b2)
+        sums[code, i - whole] += np.float64(v)
+    for i in range(x.size):
+        n1 = np.int32(n1 + np.int32(x[i] >= b0))
+        n2 = np.int32(n2 + np.int32(x[i] >= b1))
+        n3 = np.int32(n3 + np.int32(x[i] >= b2))
+    counts[0], counts[1], counts[2], counts[3] = x.size - n1, n1 - n2, n2 - n3, n3
+    for c in range(4):
+        total = 0.0
+        for j in range(LANES):
+            total += sums[c, j]
+        book[c] = np.float32(total / counts[c]) if counts[c] > 0 else _ZERO
+
+
+@_compile(inline=True)
+def _code2(v, b0, b1, b2):
+    return np.int32(np.int32(np.int32(v >= b0) + np.int32(v >= b1)) + np.int32(v >= b2))
+
+
+@_compile()
+def two_bit_encode(x, unit, out, quantile):
+    """Unit: codebook of 4 fp32, then bytes of four codes, elements i, i + q, i + 2q, i + 3q; q = ⌈n/4⌉."""
+    borders, book = np.empty(3, np.float32), np.empty(4, np.float32)
+    at = 0
+    for start in range(0, x.size, unit):
+        block = x[start : min(start + unit, x.size)]
+        if quantile:
+            quantile_borders(block, 4, borders)
+        else:
+            sigma_borders(block, 4, borders)
+        b0, b1, b2 = borders[0], borders[1], borders[2]
+        _means2(block, b0, b1, b2, book)
+        for c in range(4):
+            put_float(out, at + 4 * c, book[c])
+        quarter = (block.size + 3) // 4
+        codes = out[at + 16 : at + 16 + quarter]
+        codes[:] = 0
+        for part in range(4):
+            values = block[part * quarter : min((part + 1) * quarter, block.size)]
+            for i in range(values.size):
+                codes[i] |= np.uint8(_code2(values[i], b0, b1, b2) << (2 * part))
+        at += 16 + quarter
+
+
+@_compile()
+def two_bit_decode(data, unit, y, subtract):
+    """y = codebook entry; or y ← y − that."""
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        c0, c1, c2, c3 = get_float(data, at), get_float(data, at + 4), get_float(data, at + 8), get_float(data, at + 12)
+        quarter = (block.size + 3) // 4
+        codes = data[at + 16 : at + 16 + quarter]
+        for part in range(4):
+            values = block[part * quarter : min((part + 1) * quarter, block.size)]
+            for i in range(values.size):
+                code = codes[i] >> (2 * part)
+                below = c1 if code & 1 else c0
+                above = c3 if code & 1 else c2
+                value = above if code & 2 else below
+                values[i] = values[i] - value if subtract else value
+        at += 16 + quarter
+
+
+@_compile()
+def _means1(x, border, book):
+    """Mean of what lies below a border, and of the rest; zero for an empty part."""
+    sums = np.zeros((2, LANES))
+    s0, s1 = sums[0], sums[1]
+    whole = x.size // LANES * LANES
+    for i in range(0, whole, LANES):
+        row = x[i : i + LANES]
+        for j in range(LANES):
+            v = row[j]
+            d = np.float64(v)
+            s0[j] += 0.0 if v >= border else d
+            s1[j] += d if v >= border else 0.0
+    for i in range(whole, x.size):
+        sums[np.int32(x[i] >= border), i - whole] += np.float64(x[i])
+    count = np.int32(0)
+    for i in range(x.size):
+        count = np.int32(count + np.int32(x[i] >= border))
+    for c in range(2):
+        total = 0.0
+        for j in range(LANES):
+            total += sums[c, j]
+        number = count if c == 1 else x.size - count
+        book[c] = np.float32(total / number) if number > 0 else _ZERO
+
+
+@_compile()
+def one_bit_encode(x, unit, out, quantile):
+    """Unit: codebook of 2 fp32, then bytes of eight codes, elements i + j q in bit j; q = ⌈n/8⌉."""
+    borders, book = np.empty(1, np.float32), np.empty(2, np.float32)
+    at = 0
+    for start in range(0, x.size, unit):
+        block = x[start : min(start + unit, x.size)]
+        if quantile:
+            quantile_borders(block, 2, borders)
+        else:
+            sigma_borders(block, 2, borders)
+        border = borders[0]
+        _means1(block, border, book)
+        for c in range(2):
+            put_float(out, at + 4 * c, book[c])
+        eighth = (block.size + 7) // 8
+        codes = out[at + 8 : at + 8 + eighth]
+        codes[:] = 0
+        for part in range(8):
+            values = block[part * eighth : min((part + 1) * eighth, block.size)]
+            for i in range(values.size):
+                codes[i] |= np.uint8(np.int32(values[i] >= border) << part)
+        at += 8 + eighth
+
+
+@_compile()
+def one_bit_decode(data, unit, y, subtract):
+    """y = codebook entry; or y ← y − that."""
+    at = 0
+    for start in range(0, y.size, unit):
+        block = y[start : min(start + unit, y.size)]
+        c0, c1 = get_float(data, at), get_float(data, at + 4)
+        eighth = (block.size + 7) // 8
+        codes = data[at + 8 : at + 8 + eighth]
+        for part in range(8):
+            values = block[part * eighth : min((part + 1) * eighth, block.size)]
+            for i in range(values.size):
+                value = c1 if (codes[i] >> part) & 1 else c0
+                values[i] = values[i] - value if subtract else value
+        at += 8 + eighth
+
+
+@_compile()
+def top_k(x, block, k, width, out, values):
+    """Selects the k largest |x| of each block, among equals the first ones, in ascending order of their index.
+
+    Args:
+      x: fp32 [rows · block].
+      block: elements per row.
+      k: kept per row, 1 … block.
+      width: bits per index.
+      out: uint8 [rows, ≥ ⌈k · width / 8⌉], gets the indices, packed from the least significant bit on.
+      values: fp32 [rows · k], gets the kept elements.
+    """
+    for row in range(x.size // block):
+        chunk = x[row * block : (row + 1) * block]
+        kept = values[row * k : (row + 1) * k]
+        bits = chunk.view(np.int32)
+        # The largest limit that at least k magnitudes reach, by bisection; exactly k do when `reached` says so.
+        low, high, reached = np.int64(0), np.int64(largest_magnitude(bits)) + 1, block
+        while high - low > 1 and reached > k:
+            middle = (low + high) >> 1
+            count = block - count_below(bits, np.int32(middle))
+            if count >= k:
+                low, reached = middle, count
+            else:
+                high = middle
+        ties = k - (block - count_below(bits, np.int32(min(low + 1, np.int64(0x7FFFFFFF))))) if reached > k else k
+        limit = np.int32(low)
+        m, held, filled, byte = 0, np.uint64(0), 0, 0
+        line = out[row]
+        for i in range(block):
+            magnitude = np.int32(bits[i] & _MAGNITUDE)
+            if magnitude >= limit:
+                if reached > k and magnitude == limit:
+                    if ties == 0:
+                        continue
+                    ties -= 1
+                kept[m] = chunk[i]
+                m += 1
+                held |= np.uint64(i) << np.uint64(filled)
+                filled += width
+                while filled >= 8:
+                    line[byte] = np.uint8(held & np.uint64(0xFF))
+                    held >>= np.uint64(8)
+                    filled -= 8
+                    byte += 1
+        if filled > 0:
+            line[byte] = np.uint8(held & np.uint64(0xFF))
+
+
+@_compile()
+def scatter(data, block, k, width, values, y, subtract):
+    """Puts kept values where their indices say (or subtracts them there); y must hold zeros elsewhere.
+
+    Returns:
+      Number of indices that lie outside their block; those are left out.
+    """
+    outside = 0
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for row in range(y.size // block):
+        chunk = y[row * block : (row + 1) * block]
+        kept = values[row * k : (row + 1) * k]
+        line = data[row]
+        held, filled, byte = np.uint64(0), 0, 0
+        for j in range(k):
+            while filled < width:
+                held |= np.uint64(line[byte]) << np.uint64(filled)
+                filled += 8
+                byte += 1
+            index = np.int64(held & mask)
+            held >>= np.uint64(width)
+            filled -= width
+            if index >= block:
+                outside += 1
+            elif subtract:
+                chunk[index] -= kept[j]
+            else:
+                chunk[index] = kept[j]
+    return outside
+
+
+@_compile()
+def positions(n, key, out):
+    """The first places of a random permutation of 0 … n − 1: the same for the same key (four 64-bit words).
+
+    A bijection of the least power of two ≥ n, in four rounds of multiplication and shift; what falls beyond n goes
+    through it again (cycle walking).
+    """
+    width = 1
+    while (np.int64(1) << width) < n:
+        width += 1
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    shift = np.uint64((width + 1) // 2)
+    for j in range(out.size):
+        v = np.uint64(j)
+        while True:
+            for r in range(4):
+                v = (v + (key[r] >> np.uint64(20))) & mask
+                v = (v * (key[r] | np.uint64(1))) & mask
+                v ^= v >> shift
+            if v < np.uint64(n):
+                break
+        out[j] = np.int64(v)
