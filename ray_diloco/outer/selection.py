@@ -11,8 +11,9 @@ payload means and must never change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +76,9 @@ class Selection:
           ranges: sorted and disjoint.
 
         Returns:
-          int64 [selected], ascending.
+          int64 [selected], ascending, read-only.
         """
-        found = [canonical for _, canonical in self._runs(ranges)]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return _positions(self, ranges)
 
     def packed(self, ranges: Ranges) -> Positions:
         """Where the selected elements of a set lie in the packed set.
@@ -86,8 +86,16 @@ class Selection:
         Returns:
           int64 [selected], ascending, in the order of `positions`.
         """
-        found = [canonical + shift for shift, canonical in self._runs(ranges)]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        canonical = self.positions(ranges)
+        starts = np.array([r.start for r in ranges], np.int64)
+        before = np.cumsum([0, *(r.numel for r in ranges)])[: len(ranges)]
+        k = np.searchsorted(starts, canonical, side="right") - 1
+        found: Positions = canonical - (starts - before)[k]
+        return found
+
+    def count(self, ranges: Ranges) -> int:
+        """How many elements of a set are selected."""
+        return self.positions(ranges).size
 
     def to_params(self) -> dict[str, Param]:
         """What the header of a payload says, so that the receiver selects the same elements."""
@@ -107,17 +115,21 @@ class Selection:
                 return Selection(draw, float(p), seed, round_)
         raise _selection_error(f"{dict(params)} is no selection", "run one version on all islands")
 
-    def _runs(self, ranges: Ranges) -> Iterator[tuple[int, Positions]]:
-        """`(packed position minus canonical position, canonical positions)` of each run inside a block and a range."""
-        select = DRAWS[self.draw]
-        at, drawn, inside = 0, -1, np.empty(0, np.int64)
-        for r in ranges:
-            for block in range(r.start // BLOCK, -(-r.stop // BLOCK)):
-                if block != drawn:
-                    drawn, inside = block, select(self, block) + block * BLOCK
-                first, last = np.searchsorted(inside, (r.start, r.stop))
-                yield at - r.start, inside[first:last]
-            at += r.numel
+
+# A round asks for the same sets again: to size a message, to write it and to read it.
+@lru_cache(maxsize=4)
+def _positions(selection: Selection, ranges: Ranges) -> Positions:
+    select = DRAWS[selection.draw]
+    found, drawn, inside = [], -1, np.empty(0, np.int64)
+    for r in ranges:
+        for block in range(r.start // BLOCK, -(-r.stop // BLOCK)):
+            if block != drawn:
+                drawn, inside = block, select(selection, block) + block * BLOCK
+            first, last = np.searchsorted(inside, (r.start, r.stop))
+            found.append(inside[first:last])
+    positions = np.concatenate(found) if found else np.empty(0, np.int64)
+    positions.flags.writeable = False
+    return positions
 
 
 def _bernoulli(selection: Selection, block: int) -> Positions:

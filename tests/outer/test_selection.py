@@ -40,6 +40,7 @@ def test_the_same_elements_are_selected_however_the_model_is_cut(selection, bord
         packed = np.concatenate([np.arange(r.start, r.stop) for r in held] or [np.empty(0, int)])
         assert packed[selection.packed(held)].tolist() == found.tolist()
         assert total(held) == packed.size
+        assert selection.count(held) == found.size
 
 
 @settings(deadline=None, max_examples=20)
@@ -166,6 +167,11 @@ def test_a_partitioned_draw_has_no_pattern():
 def test_all_elements_are_selected_at_p_one():
     for draw in ("bernoulli", "partitioned"):
         assert Selection(draw, 1.0, 0, 5).positions((Range(10, 20),)).tolist() == list(range(10, 20))
+
+
+def test_positions_cannot_be_written():
+    # They are handed out again.
+    assert not Selection("bernoulli", 0.5, 0, 0).positions((Range(0, 9),)).flags.writeable
 
 
 def test_nothing_is_selected_from_nothing():
