@@ -75,6 +75,7 @@ def test_mean_of_more_equal_contributions_is_that_contribution_to_the_last_bits(
     assert (out - values).abs().max().item() <= count * 2.0**-24
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), SEEDS)
 def test_mean_equals_float64_arithmetic_to_fp32(raw, seed):
     values = drawn(seed, len(raw), 50)
@@ -96,6 +97,7 @@ def test_mean_over_senders_divides_by_the_weight_of_who_sent_the_element():
     assert merged("mean_over_senders", rows, [0.375, 0.125]).tolist() == [2.5, 4.0, 2.5, 0.0]
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), SEEDS)
 def test_mean_over_senders_has_the_bits_of_the_mean_where_everybody_sent(raw, seed):
     values = [torch.from_numpy(row) for row in drawn(seed, len(raw), 50)]
@@ -105,6 +107,7 @@ def test_mean_over_senders_has_the_bits_of_the_mean_where_everybody_sent(raw, se
     assert torch.equal(out, expected)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.integers(1, 6), SEEDS)
 def test_mean_over_senders_of_sparse_contributions_is_the_mean_of_what_is_there(count, seed):
     values = drawn(seed, count, 40) * (np.random.default_rng([seed, 1]).random((count, 40)) < 0.3)
@@ -123,6 +126,7 @@ def rda(rows, weights):
     return (w @ norms) / w.sum() * direction / np.linalg.norm(direction)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), SEEDS)
 def test_rda_is_the_formula_of_the_paper(weights, seed):
     rows = drawn(seed, len(weights)) * 10.0 ** np.arange(len(weights))[:, None] / 1000
@@ -159,6 +163,7 @@ def test_rda_of_one_contribution_is_that_contribution():
     np.testing.assert_allclose(merged("rda", [row], [0.3]), row, rtol=1e-6)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.integers(2, 5), SEEDS)
 def test_rda_commutes_with_rotations(count, seed):
     rows = drawn(seed, count, 8).astype(np.float64)
@@ -177,6 +182,7 @@ def test_rda_gives_embeddings_the_plain_mean():
     assert not is_plain("model.embed_tokens.weight", PLAIN)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 40), SEEDS)
 def test_a_gram_matrix_adds_up_over_chunks(count, numel, seed):
     rows = drawn(seed, count, numel)
@@ -208,7 +214,7 @@ def test_identical_contributions_give_back_that_contribution(kind, count):
 
 @pytest.mark.parametrize("kind", MERGES)
 @given(st.permutations(range(7)), SEEDS)
-@hypothesis_settings(max_examples=20)
+@hypothesis_settings(deadline=None, max_examples=20)
 def test_the_order_of_contributions_does_not_matter(kind, order, seed):
     rows = drawn(seed, 7)
     got = merged(kind, rows[list(order)], settings=ROBUST)
@@ -217,7 +223,7 @@ def test_the_order_of_contributions_does_not_matter(kind, order, seed):
 
 @pytest.mark.parametrize("kind", [kind for kind in MERGES if kind not in ("rda", "mean_over_senders")])
 @given(SEEDS)
-@hypothesis_settings(max_examples=20)
+@hypothesis_settings(deadline=None, max_examples=20)
 def test_moving_all_contributions_moves_the_result(kind, seed):
     rows, shift = drawn(seed, 7), drawn([seed, 1], 1)[0]
     got = merged(kind, rows + shift, settings=ROBUST, last=shift)
@@ -277,6 +283,7 @@ def test_what_rules_say_of_themselves():
     assert {k: m.extras for k, m in MERGES.items() if m.extras} == {"centred_clipping": ("last",)}
 
 
+@hypothesis_settings(deadline=None)
 @given(st.integers(2, 6), SEEDS)
 def test_the_consensus_pull_draws_anchors_together_and_leaves_their_mean(count, seed):
     gamma, lr = 0.5, 0.7

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.errors import SyncError
@@ -20,6 +20,7 @@ def test_tokens_squared_per_step_prefers_large_batches():
     assert weights("tokens2_per_step", {"i0": Work(10, 600), "i1": Work(10, 300)}) == {"i0": 0.8, "i1": 0.2}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1000), st.integers(1, 10**6), st.integers(1, 9))
 def test_tokens_squared_per_step_are_uniform_for_equal_work(steps, tokens, islands):
     got = weights("tokens2_per_step", {f"i{k}": Work(steps, tokens) for k in range(islands)})
@@ -33,6 +34,7 @@ def test_shard_sizes_weigh_the_data_that_an_island_has_not_what_it_did():
         weights("shard_size", {"i0": Work(10, 300)})
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
 def test_the_mean_of_means_weighted_by_counts_is_the_pooled_mean(counts, seed):
     groups = [np.random.default_rng([seed, k]).standard_normal(count) for k, count in enumerate(counts)]
@@ -58,6 +60,7 @@ def test_unknown_weights_are_an_error():
         weights("tokans", {"i0": Work(1, 1)})
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=9))
 def test_normalising_twice_changes_no_bit(raw):
     once = normalised(raw)

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.outer.robust import (
@@ -67,6 +66,7 @@ def test_krum_by_hand():
     assert krum_ranking(squared_distances(gram_of([[0.0], [1.0], [2.5], [10.0]])), 0) == [1, 0, 2, 3]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(0, 3), SEEDS)
 def test_krum_is_its_definition(byzantine, more, seed):
     rows = drawn(seed, 2 * byzantine + 3 + more).astype(np.float64)
@@ -74,6 +74,7 @@ def test_krum_is_its_definition(byzantine, more, seed):
     assert krum(gram_of(rows), byzantine) == [float(k == best) for k in range(len(rows))]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), ATTACKS, SEEDS)
 def test_krum_chooses_an_honest_contribution(byzantine, attack, seed):
     rows, honest = attacked(seed, byzantine + 3, byzantine, attack)
@@ -82,6 +83,7 @@ def test_krum_chooses_an_honest_contribution(byzantine, attack, seed):
     assert honest[np.argmax(chosen)]
 
 
+@settings(deadline=None)
 @given(SEEDS, st.floats(0.01, 100))
 def test_krum_does_not_change_under_rotation_shift_and_scale(seed, scale):
     rows = drawn(seed, 7).astype(np.float64)
@@ -104,6 +106,7 @@ def test_krum_never_chooses_what_is_not_finite():
         assert krum(gram_of(rows), 1)[:2] == [0.0, 0.0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2), ATTACKS, SEEDS)
 def test_multi_krum_is_the_mean_of_honest_contributions(byzantine, attack, seed):
     rows, honest = attacked(seed, byzantine + 4, byzantine, attack)
@@ -134,6 +137,7 @@ def test_trimmed_mean_by_hand():
     assert result(trimmed_mean, rows, 0) == pytest.approx([-7.0, 9.4])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), SEEDS)
 def test_trimming_nothing_is_the_mean_and_all_but_one_the_median(count, seed):
     rows = drawn(seed, count, 30)
@@ -150,6 +154,7 @@ def test_sorting_rules_give_back_identical_contributions_bit_for_bit(count):
     assert np.array_equal(result(mean_near_median, rows, 2), rows[0])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), ATTACKS, SEEDS)
 def test_median_and_trimmed_mean_stay_in_the_range_of_the_honest(byzantine, attack, seed):
     rows, honest = attacked(seed, byzantine + 1, byzantine, attack)
@@ -165,6 +170,7 @@ def near_median(rows, drop):
     return np.take_along_axis(rows, nearest, axis=0).mean(axis=0)
 
 
+@settings(deadline=None)
 @given(st.integers(3, 9), st.integers(0, 6), SEEDS)
 def test_the_mean_near_the_median_is_that_of_the_nearest_values(count, drop, seed):
     rows = drawn(seed, count, 30)
@@ -177,7 +183,7 @@ def test_the_mean_near_the_median_is_that_of_the_nearest_values(count, drop, see
 
 
 @given(st.integers(1, 2), ATTACKS, SEEDS)
-@hypothesis_settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 def test_bulyan_stays_in_the_range_of_the_honest(byzantine, attack, seed):
     rows, honest = attacked(seed, 3 * byzantine + 3, byzantine, attack)
     chosen = [row for row, factor in zip(rows, bulyan_selection(gram_of(rows), byzantine), strict=True) if factor]
@@ -186,6 +192,7 @@ def test_bulyan_stays_in_the_range_of_the_honest(byzantine, attack, seed):
     assert np.all((rows[honest].min(axis=0) <= got) & (got <= rows[honest].max(axis=0)))
 
 
+@settings(deadline=None)
 @given(SEEDS)
 def test_bulyan_takes_the_choice_of_krum_out_and_scores_again(seed):
     rows = drawn(seed, 11).astype(np.float64)
@@ -213,6 +220,7 @@ def point(rows, found):
     return np.asarray(found) @ np.asarray(rows, dtype=np.float64)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 3), min_size=1, max_size=7), st.integers(0, 5), SEEDS)
 def test_geometric_median_takes_the_steps_of_weiszfeld(weights, iterations, seed):
     rows = drawn(seed, len(weights)).astype(np.float64)
@@ -248,6 +256,7 @@ def test_one_attacker_moves_the_geometric_median_little_however_far_away_it_is()
     assert np.linalg.norm(moved[0] - moved[1]) < 1e-2
 
 
+@settings(deadline=None)
 @given(st.integers(1, 7), SEEDS)
 def test_centred_clipping_without_a_limit_is_the_mean_after_one_round(count, seed):
     rows = drawn(seed, count + 1)
@@ -255,6 +264,7 @@ def test_centred_clipping_without_a_limit_is_the_mean_after_one_round(count, see
     assert found == pytest.approx([1 / count] * count + [0.0], abs=1e-12)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 3), min_size=1, max_size=7), st.integers(1, 4), st.floats(0.1, 10), SEEDS)
 def test_centred_clipping_takes_its_steps(weights, iterations, tau, seed):
     rows = drawn(seed, len(weights) + 1).astype(np.float64)
@@ -268,6 +278,7 @@ def test_centred_clipping_takes_its_steps(weights, iterations, tau, seed):
     np.testing.assert_allclose(point(rows, found), v, atol=1e-6)
 
 
+@settings(deadline=None)
 @given(st.integers(3, 9), st.integers(1, 3), st.floats(0.1, 5), ATTACKS, SEEDS)
 def test_an_attacker_moves_centred_clipping_by_no_more_than_twice_the_radius_over_n_a_round(
     count, iterations, tau, attack, seed
