@@ -10,7 +10,7 @@ from ray_diloco.outer.codec import codec_of
 from ray_diloco.outer.quantise import UNIT
 
 f32 = np.float32
-LANES = 32
+LANES = 256
 BOUNDED = st.floats(-(2.0**60), 2.0**60, width=32)
 vectors = st.lists(BOUNDED, min_size=1, max_size=70).map(lambda v: np.array(v, f32))
 
