@@ -199,7 +199,7 @@ class OuterConfig:
 class AdoptConfig:
     """What an island does with a new anchor."""
 
-    # overwrite | mix | keep | rebase | compensated_rebase | lookahead
+    # overwrite | mix | keep | keep_own | rebase | compensated_rebase | lookahead
     kind: str = "overwrite"
     # mix: θ ← α θ + (1 − α) A.
     alpha: float = 0.5

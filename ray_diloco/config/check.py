@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ray_diloco.config.blocks import ChannelConfig
+from ray_diloco.config.combinations import check_combinations
+from ray_diloco.config.doubts import doubts
 from ray_diloco.config.functions import check_import_path
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, SIGNALS, Bound
@@ -35,7 +37,7 @@ def check(config: Config) -> list[str]:
 
     Raises:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
-        114–121 combinations; see docs/errors.md.
+        114–121 and 132–146 combinations; see docs/errors.md.
     """
     _check_tables(config)
     for name, channel in config.channels.items():
@@ -48,7 +50,8 @@ def check(config: Config) -> list[str]:
     _check_inner(config.inner)
     _check_quorum(config)
     _check_storage(config.run.storage)
-    return list(_warnings(config))
+    check_combinations(config)
+    return [*_warnings(config), *doubts(config)]
 
 
 def check_inner(inner: InnerConfig) -> None:

@@ -10,21 +10,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ray_diloco.config.traits import ADOPT_TRAITS, CODEC_TRAITS, DENSE_CODECS, MERGE_TRAITS, OUTER_TRAITS
+
 FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
 
-# Codecs of every element, which may also carry the kept values of one of the others; and all codecs.
-VALUE_CODECS = (
-    "fp32", "bf16", "fp16", "int8_bin_mean", "int8_quantile", "int8_absmax", "int4", "e3m0", "4bit", "2bit", "1bit",
-)  # fmt: skip
-CODECS = (*VALUE_CODECS, "topk", "dct", "low_rank", "mask")
 # Of `channels.<name>.signal`.
 SIGNALS = ("parameters", "control")
 
 
 def _codec(at: str) -> dict[str, tuple[Any, ...]]:
     return {
-        f"{at}.kind": CODECS,
-        f"{at}.values": VALUE_CODECS,
+        f"{at}.kind": tuple(CODEC_TRAITS),
+        f"{at}.values": (*DENSE_CODECS, "sign"),
         f"{at}.rounding": ("nearest", "stochastic"),
         f"{at}.codebook": ("", "quantile", "bin_mean"),
     }
@@ -50,20 +47,14 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "quorum.late": ("drop", "carry"),
     "quorum.weights": ("tokens", "steps", "uniform", "tokens2_per_step", "shard_size"),
     "stale.scale": ("none", "inverse_sqrt_islands"),
-    "merge.kind": (
-        "mean", "mean_over_senders", "rda", "median", "trimmed_mean", "krum", "multi_krum", "bulyan",
-        "geometric_median", "centred_clipping",
-    ),
-    "outer.kind": (
-        "nesterov", "sgd", "heavy_ball", "lookahead_nesterov", "ema_nesterov", "delayed_nesterov", "adamw", "adam",
-        "yogi", "adagrad", "sign",
-    ),
+    "merge.kind": tuple(MERGE_TRAITS),
+    "outer.kind": tuple(OUTER_TRAITS),
     "outer.schedule.kind": ("constant", "cosine"),
     "outer.average.kind": ("none", "uniform", "ema"),
-    "adopt.kind": ("overwrite", "mix", "keep", "rebase", "compensated_rebase", "lookahead"),
+    "adopt.kind": tuple(ADOPT_TRAITS),
     "observe.wandb": ("off", "offline", "online"),
     "export.dtype": ("float32", "bfloat16"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,16 @@ from ray_diloco.data.sources import SOURCES
 from ray_diloco.export import DTYPES
 from ray_diloco.inner.optimizer import OPTIMIZERS as INNER_OPTIMIZERS
 from ray_diloco.inner.schedule import SCHEDULES
+from ray_diloco.outer.adopt import ADOPTS
+from ray_diloco.outer.average import AVERAGES
 from ray_diloco.outer.codec import CODECS
+from ray_diloco.outer.fragments import FRAGMENTS
+from ray_diloco.outer.merge import MERGES
 from ray_diloco.outer.optimizer import OPTIMIZERS as OUTER_OPTIMIZERS
+from ray_diloco.outer.rate import SHAPES
+from ray_diloco.outer.selection import DRAWS
+from ray_diloco.outer.shaped import SHAPED
+from ray_diloco.outer.stale import ISLAND_SCALES
 from ray_diloco.outer.weights import WEIGHTS
 
 
@@ -21,8 +29,15 @@ from ray_diloco.outer.weights import WEIGHTS
         ("inner.optimizer.name", INNER_OPTIMIZERS),
         ("inner.schedule.kind", SCHEDULES),
         ("outer.kind", OUTER_OPTIMIZERS),
-        ("codec.up.kind", CODECS),
-        ("codec.down.kind", CODECS),
+        ("outer.schedule.kind", SHAPES),
+        ("outer.average.kind", {*AVERAGES, "none"}),
+        ("fragments.kind", FRAGMENTS),
+        ("fragments.draw", DRAWS),
+        ("codec.up.kind", {*CODECS, *SHAPED}),
+        ("codec.down.kind", {*CODECS, *SHAPED}),
+        ("stale.scale", ISLAND_SCALES),
+        ("merge.kind", MERGES),
+        ("adopt.kind", ADOPTS),
         ("quorum.weights", WEIGHTS),
         ("export.dtype", DTYPES),
     ],

@@ -19,6 +19,7 @@ NEEDS = {
     "parquet": ["data.path=x.parquet"],
     "csv": ["data.path=x.csv"],
     "hf": ["data.dataset=a/b"],
+    "robust": ["islands.count=3"],
 }
 
 
