@@ -141,7 +141,7 @@ def adopt_of(kind: str, *, alpha: float = 0.5, strength: float = 0.0, delay: int
       H: see there.
 
     Raises:
-      SyncError: RD-433, there is no such rule, or not with these settings.
+      SyncError: RD-453, there is no such rule, or not with these settings.
     """
     if kind not in ADOPTS:
         raise _setting_error(f"there is no adoption {kind!r}", f"use one of {', '.join(sorted(ADOPTS))}")
@@ -173,12 +173,12 @@ def _compensated(settings: AdoptSettings) -> Adopt:
 
 def _emitted(chunk: AdoptChunk) -> torch.Tensor:
     if chunk.emitted is None:
-        raise SyncError(434, "a rebase lacks θ as it was at the emission", "emit the fragment before it is adopted")
+        raise SyncError(454, "a rebase lacks θ as it was at the emission", "emit the fragment before it is adopted")
     return chunk.emitted
 
 
 def _setting_error(what: str, mend: str) -> SyncError:
-    return SyncError(433, what, mend)
+    return SyncError(453, what, mend)
 
 
 ADOPTS: dict[str, Callable[[AdoptSettings], Adopt]] = {

@@ -80,14 +80,14 @@ def fragments_of(
       Disjoint sets that together are `layout.whole`, none of them empty.
 
     Raises:
-      SyncError: RD-431 there are no such fragments, or size or count is below 1; RD-432 the model has no numbered
+      SyncError: RD-451 there are no such fragments, or size or count is below 1; RD-452 the model has no numbered
         blocks.
     """
     if kind not in FRAGMENTS:
-        raise SyncError(431, f"there are no fragments of kind {kind!r}", f"use one of {', '.join(sorted(FRAGMENTS))}")
+        raise SyncError(451, f"there are no fragments of kind {kind!r}", f"use one of {', '.join(sorted(FRAGMENTS))}")
     for name, value in (("size", size), ("count", count)):
         if value < 1:
-            raise SyncError(431, f"fragments.{name} is {value}", "use a whole number above 0")
+            raise SyncError(451, f"fragments.{name} is {value}", "use a whole number above 0")
     tensors = [spec for spec in layout.tensors if spec.numel]
     if not tensors:
         return []
@@ -126,7 +126,7 @@ def _layers(tensors: Sequence[TensorSpec], settings: FragmentSettings) -> list[l
             blocks.setdefault(block, []).append(spec)
     if not blocks:
         what = f"no name of a tensor has the number of a transformer block, such as that of {tensors[0].name}"
-        raise SyncError(432, what, "use fragments.kind bins or whole for this model")
+        raise SyncError(452, what, "use fragments.kind bins or whole for this model")
     stacks = list(dict.fromkeys(stack for stack, _ in blocks))
     ordered = sorted(blocks, key=lambda block: (stacks.index(block[0]), block[1]))
     fragments: list[list[TensorSpec]] = [[] for _ in range(-(-len(ordered) // settings.size))]

@@ -26,7 +26,8 @@ _ROUND_INT4 = np.float32(12582912.0 + 8.0)
 _ONE_127TH = np.float32(1.0 / 127.0)
 _ONE_7TH = np.float32(1.0 / 7.0)
 _LARGEST = np.float32(3.4028234663852886e38)
-_LEAST = np.float32(1.401298464324817e-45)
+_LEAST = np.float32(2.0**-149)
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 # Below this a block is scaled up while it is encoded, so that 127 / absmax stays finite.
 _SMALL = np.float32(2.0**-64)
 _UP = np.float32(2.0**64)
@@ -39,6 +40,7 @@ SAMPLE = 4096
 # So few candidates are searched instead of narrowed further, and so many elements are passed over together.
 FEW = 1024
 GROUP = 64
+SMALL_GROUP = 32
 
 
 def _compile(inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -328,16 +330,13 @@ def median_magnitude(bits):
 
 
 @_compile(inline=True)
-def _e3m0(b, t1, t2, t3, t4, t5, t6, t7):
+def _e3m0(b, least, border):
+    """Code of the element with bits b: a sign (8) and e.  Bits of magnitudes grow by 2^23 from each 2^e to the next."""
     m = np.int32(b & _MAGNITUDE)
-    e = np.int32(m >= t1)
-    e = np.int32(e + np.int32(m >= t2))
-    e = np.int32(e + np.int32(m >= t3))
-    e = np.int32(e + np.int32(m >= t4))
-    e = np.int32(e + np.int32(m >= t5))
-    e = np.int32(e + np.int32(m >= t6))
-    e = np.int32(e + np.int32(m >= t7))
-    return np.int32(e | ((np.int32(b < np.int32(0)) & np.int32(e > np.int32(0))) << 3))
+    e = np.int32(np.int32(np.int32(m - border) >> np.int32(23)) + np.int32(2))
+    e = max(min(e, np.int32(7)), np.int32(m >= least))
+    sign = np.int32(np.int32(b >> np.int32(31)) & np.int32(8))
+    return np.int32(e | sign) if e > np.int32(0) else np.int32(0)
 
 
 @_compile()
@@ -345,27 +344,25 @@ def e3m0_encode(x, unit, out):
     """Unit: s as fp32, then bytes of two codes, elements i and i + ⌈n/2⌉; a code is a sign and e = 0 … 7."""
     at = 0
     for start in range(0, x.size, unit):
-        bits = x[start : min(start + unit, x.size)].view(np.int32)
+        block = x[start : min(start + unit, x.size)]
+        bits = block.view(np.int32)
         half = (bits.size + 1) // 2
-        low, high = bits[:half], bits[half:]
         scale_bits = median_magnitude(bits)
         put_int32(out, at, scale_bits)
         s = np.int32(scale_bits).view(np.float32)
         codes = out[at + 4 : at + 4 + half]
-        # Middles between the levels 0, s/4, s/2, …, 16 s.  At least the least positive number: zero stays zero.
-        t1 = np.float32(max(s * np.float32(0.125), _LEAST)).view(np.int32)
-        t2 = np.float32(max(s * np.float32(0.375), _LEAST)).view(np.int32)
-        t3 = np.float32(max(s * np.float32(0.75), _LEAST)).view(np.int32)
-        t4 = np.float32(max(s * np.float32(1.5), _LEAST)).view(np.int32)
-        t5 = np.float32(max(s * np.float32(3.0), _LEAST)).view(np.int32)
-        t6 = np.float32(max(s * np.float32(6.0), _LEAST)).view(np.int32)
-        t7 = np.float32(max(s * np.float32(12.0), _LEAST)).view(np.int32)
+        if s < _SMALL:
+            # The bits of numbers below 2^-126 do not grow in steps of 2^23.
+            block, s = block * _UP, s * _UP
+            bits = block.view(np.int32)
+        low, high = bits[:half], bits[half:]
+        # The middle between 0 and s/4, and that between s/4 and s/2.  Zero stays zero, also where s is.
+        least = np.float32(max(s * np.float32(0.125), _LEAST)).view(np.int32)
+        border = np.float32(max(s * np.float32(0.375), _SMALLEST_NORMAL)).view(np.int32)
         for i in range(high.size):
-            first = _e3m0(low[i], t1, t2, t3, t4, t5, t6, t7)
-            second = _e3m0(high[i], t1, t2, t3, t4, t5, t6, t7)
-            codes[i] = np.uint8(first | (second << 4))
+            codes[i] = np.uint8(_e3m0(low[i], least, border) | (_e3m0(high[i], least, border) << np.int32(4)))
         if high.size < half:
-            codes[half - 1] = np.uint8(_e3m0(low[half - 1], t1, t2, t3, t4, t5, t6, t7))
+            codes[half - 1] = np.uint8(_e3m0(low[half - 1], least, border))
         at += 4 + half
 
 
@@ -401,28 +398,43 @@ def e3m0_decode(data, unit, y, subtract):
         at += 4 + half
 
 
+@_compile(inline=True)
+def _rows(x, i):
+    return (
+        x[i : i + LANES],
+        x[i + LANES : i + 2 * LANES],
+        x[i + 2 * LANES : i + 3 * LANES],
+        x[i + 3 * LANES : i + 4 * LANES],
+    )
+
+
+@_compile()
+def _total(lanes, n):
+    total = 0.0
+    for j in range(min(LANES, n)):
+        total += lanes[j]
+    return total
+
+
 @_compile()
 def mean_and_sigma(x):
     """Mean and standard deviation (over n) in float64, from sums in `LANES` lanes of what exceeds the first element."""
     first = np.float64(x[0])
     sums, squares = np.zeros(LANES), np.zeros(LANES)
-    whole = x.size // LANES * LANES
-    for i in range(0, whole, LANES):
-        row = x[i : i + LANES]
+    whole = x.size // (4 * LANES) * (4 * LANES)
+    for i in range(0, whole, 4 * LANES):
+        r0, r1, r2, r3 = _rows(x, i)
         for j in range(LANES):
-            d = np.float64(row[j]) - first
-            sums[j] += d
-            squares[j] += d * d
-    for j in range(x.size - whole):
-        d = np.float64(x[whole + j]) - first
-        sums[j] += d
-        squares[j] += d * d
-    total, square = 0.0, 0.0
-    for j in range(min(LANES, x.size)):
-        total += sums[j]
-        square += squares[j]
-    mean = total / x.size
-    variance = square / x.size - mean * mean
+            d0, d1 = np.float64(r0[j]) - first, np.float64(r1[j]) - first
+            d2, d3 = np.float64(r2[j]) - first, np.float64(r3[j]) - first
+            sums[j] += (d0 + d1) + (d2 + d3)
+            squares[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+    for i in range(whole, x.size):
+        d = np.float64(x[i]) - first
+        sums[i % LANES] += d
+        squares[i % LANES] += d * d
+    mean = _total(sums, x.size) / x.size
+    variance = _total(squares, x.size) / x.size - mean * mean
     return first + mean, np.sqrt(variance) if variance > 0.0 else 0.0
 
 
@@ -496,41 +508,47 @@ def sigma_borders(x, parts, borders):
         borders[part - 1] = np.float32(mean + sigma * (6.0 * part / parts - 3.0))
 
 
+@_compile(inline=True)
+def _code2(v, b0, b1, b2):
+    return np.int32(np.int32(np.int32(v >= b0) + np.int32(v >= b1)) + np.int32(v >= b2))
+
+
+@_compile(inline=True)
+def _if(condition, value):
+    return np.float64(value) if condition else 0.0
+
+
 @_compile()
 def _means2(x, b0, b1, b2, book):
     """Mean of what lies between the borders, for four parts; zero for an empty part."""
-    sums, counts = np.zeros((4, LANES)), np.zeros(4, np.int64)
+    sums = np.zeros((4, LANES))
     s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
-    whole = x.size // LANES * LANES
-    n1, n2, n3 = np.int32(0), np.int32(0), np.int32(0)
-    for i in range(0, whole, LANES):
-        row = x[i : i + LANES]
+    whole = x.size // (4 * LANES) * (4 * LANES)
+    for i in range(0, whole, 4 * LANES):
+        r0, r1, r2, r3 = _rows(x, i)
         for j in range(LANES):
-            v = row[j]
-            d = np.float64(v)
-            s0[j] += 0.0 if v >= b0 else d
-            s1[j] += d if (v >= b0) & (not v >= b1) else 0.0
-            s2[j] += d if (v >= b1) & (not v >= b2) else 0.0
-            s3[j] += d if v >= b2 else 0.0
+            u, v, w, z = r0[j], r1[j], r2[j], r3[j]
+            s0[j] += (_if(not u >= b0, u) + _if(not v >= b0, v)) + (_if(not w >= b0, w) + _if(not z >= b0, z))
+            s3[j] += (_if(u >= b2, u) + _if(v >= b2, v)) + (_if(w >= b2, w) + _if(z >= b2, z))
+        for j in range(LANES):
+            u, v, w, z = r0[j], r1[j], r2[j], r3[j]
+            s1[j] += (_if((u >= b0) & (u < b1), u) + _if((v >= b0) & (v < b1), v)) + (
+                _if((w >= b0) & (w < b1), w) + _if((z >= b0) & (z < b1), z)
+            )
+            s2[j] += (_if((u >= b1) & (u < b2), u) + _if((v >= b1) & (v < b2), v)) + (
+                _if((w >= b1) & (w < b2), w) + _if((z >= b1) & (z < b2), z)
+            )
     for i in range(whole, x.size):
         v = x[i]
-        code = np.int32(v >= b0) + np.int32(v >= b1) + np.int32(v >= b2)
-        sums[code, i - whole] += np.float64(v)
+        sums[_code2(v, b0, b1, b2), i % LANES] += np.float64(v)
+    n1, n2, n3 = np.int32(0), np.int32(0), np.int32(0)
     for i in range(x.size):
         n1 = np.int32(n1 + np.int32(x[i] >= b0))
         n2 = np.int32(n2 + np.int32(x[i] >= b1))
         n3 = np.int32(n3 + np.int32(x[i] >= b2))
-    counts[0], counts[1], counts[2], counts[3] = x.size - n1, n1 - n2, n2 - n3, n3
+    counts = np.array([x.size - n1, n1 - n2, n2 - n3, np.int64(n3)])
     for c in range(4):
-        total = 0.0
-        for j in range(min(LANES, x.size)):
-            total += sums[c, j]
-        book[c] = np.float32(total / counts[c]) if counts[c] > 0 else _ZERO
-
-
-@_compile(inline=True)
-def _code2(v, b0, b1, b2):
-    return np.int32(np.int32(np.int32(v >= b0) + np.int32(v >= b1)) + np.int32(v >= b2))
+        book[c] = np.float32(_total(sums[c], x.size) / counts[c]) if counts[c] > 0 else _ZERO
 
 
 @_compile()
@@ -583,25 +601,23 @@ def _means1(x, border, book):
     """Mean of what lies below a border, and of the rest; zero for an empty part."""
     sums = np.zeros((2, LANES))
     s0, s1 = sums[0], sums[1]
-    whole = x.size // LANES * LANES
-    for i in range(0, whole, LANES):
-        row = x[i : i + LANES]
+    whole = x.size // (4 * LANES) * (4 * LANES)
+    for i in range(0, whole, 4 * LANES):
+        r0, r1, r2, r3 = _rows(x, i)
         for j in range(LANES):
-            v = row[j]
-            d = np.float64(v)
-            s0[j] += 0.0 if v >= border else d
-            s1[j] += d if v >= border else 0.0
+            u, v, w, z = r0[j], r1[j], r2[j], r3[j]
+            s0[j] += (_if(not u >= border, u) + _if(not v >= border, v)) + (
+                _if(not w >= border, w) + _if(not z >= border, z)
+            )
+            s1[j] += (_if(u >= border, u) + _if(v >= border, v)) + (_if(w >= border, w) + _if(z >= border, z))
     for i in range(whole, x.size):
-        sums[np.int32(x[i] >= border), i - whole] += np.float64(x[i])
+        sums[np.int32(x[i] >= border), i % LANES] += np.float64(x[i])
     count = np.int32(0)
     for i in range(x.size):
         count = np.int32(count + np.int32(x[i] >= border))
+    counts = np.array([x.size - count, np.int64(count)])
     for c in range(2):
-        total = 0.0
-        for j in range(min(LANES, x.size)):
-            total += sums[c, j]
-        number = count if c == 1 else x.size - count
-        book[c] = np.float32(total / number) if number > 0 else _ZERO
+        book[c] = np.float32(_total(sums[c], x.size) / counts[c]) if counts[c] > 0 else _ZERO
 
 
 @_compile()
@@ -659,6 +675,7 @@ def top_k(x, block, k, bits_of_index, out, values):
       values: fp32 [rows · k], gets the kept elements.
     """
     width = np.uint64(bits_of_index)
+    chosen = np.empty(block + 1, np.int32)
     for row in range(x.size // block):
         chunk = x[row * block : (row + 1) * block]
         kept = values[row * k : (row + 1) * k]
@@ -679,29 +696,33 @@ def top_k(x, block, k, bits_of_index, out, values):
         ties = k
         if reached > k:
             ties -= block - count_below(bits, np.int32(min(low + 1, np.int64(0x7FFFFFFF))))
-        m, held, filled, byte = 0, np.uint64(0), np.uint64(0), 0
-        line = out[row]
-        for start in range(0, block, GROUP):
-            group = bits[start : min(start + GROUP, block)]
-            if count_below(group, limit) == group.size:
-                continue
+        m = 0
+        for start in range(0, block, SMALL_GROUP):
+            group = bits[start : min(start + SMALL_GROUP, block)]
+            inside = np.int32(0)
             for i in range(group.size):
-                magnitude = np.int32(group[i] & _MAGNITUDE)
-                if magnitude < limit:
+                inside = np.int32(inside + np.int32(np.int32(group[i] & _MAGNITUDE) >= limit))
+            if inside > 0:
+                for i in range(group.size):
+                    chosen[m] = np.int32(start + i)
+                    m += np.int64(np.int32(group[i] & _MAGNITUDE) >= limit)
+        line = out[row]
+        taken, held, filled, byte = 0, np.uint64(0), np.uint64(0), 0
+        for j in range(m):
+            index = chosen[j]
+            if reached > k and np.int32(bits[index] & _MAGNITUDE) == limit:
+                if ties == 0:
                     continue
-                if magnitude == limit and reached > k:
-                    if ties == 0:
-                        continue
-                    ties -= 1
-                kept[m] = chunk[start + i]
-                m += 1
-                held |= np.uint64(start + i) << filled
-                filled += width
-                while filled >= np.uint64(8):
-                    line[byte] = np.uint8(held & np.uint64(0xFF))
-                    held >>= np.uint64(8)
-                    filled -= np.uint64(8)
-                    byte += 1
+                ties -= 1
+            kept[taken] = chunk[index]
+            taken += 1
+            held |= np.uint64(index) << filled
+            filled += width
+            while filled >= np.uint64(8):
+                line[byte] = np.uint8(held & np.uint64(0xFF))
+                held >>= np.uint64(8)
+                filled -= np.uint64(8)
+                byte += 1
         if filled > np.uint64(0):
             line[byte] = np.uint8(held & np.uint64(0xFF))
 

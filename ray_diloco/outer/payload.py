@@ -3,7 +3,8 @@
     prefix, 64 bytes   magic, format version, sizes, digest of everything before the body
     header             JSON padded with spaces: codec, ranges, purpose, versions, island, incarnation
     digests            16 bytes (xxh3-128) for each chunk of the body, padded with zeros
-    body               the elements of the ranges, packed in that order, in the codec's bytes
+    body               the elements of the ranges, packed in that order, in the codec's bytes; of a selection, those
+                       that it selects; of a codec of whole tensors, the bytes of each tensor
 
 Each part begins at a multiple of 64 bytes.  The digest in the prefix covers the digests of the chunks, so it stands for
 the whole message, while a receiver checks each chunk of the body in its own pass, when it first touches it: in the
@@ -16,9 +17,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -28,8 +30,10 @@ from torch.utils.dlpack import from_dlpack
 
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.chunks import CHUNK, Piece
-from ray_diloco.outer.codec import Codec, Param, codec_of
+from ray_diloco.outer.codec import Codec, Fp32, Param, codec_of
 from ray_diloco.outer.layout import Range, Ranges, total
+from ray_diloco.outer.selection import Selection
+from ray_diloco.outer.shaped import SHAPED, Shape, ShapedCodec, shaped_of
 
 Bytes = NDArray[np.uint8]
 
@@ -71,12 +75,47 @@ class Header:
       params: parameters of that codec.
       ranges: canonical elements in the body, packed in this order; sorted, disjoint, not empty.
       meta: see `Meta`.
+      selection: which of those elements travel; None: all.
+      shapes: of the tensors that the ranges are, for a codec of whole tensors; else None.
     """
 
     codec: str
     params: Mapping[str, Param]
     ranges: Ranges
     meta: Meta
+    selection: Selection | None = None
+    shapes: tuple[Shape, ...] | None = None
+
+
+class _Body:
+    """Where the bytes of a body lie: how many there are, and which belong to each chunk that has a digest.
+
+    A chunk is `chunks.CHUNK` elements, or as many bytes as they have in fp32 where a codec takes whole tensors.
+    """
+
+    def __init__(self, codec: Codec | ShapedCodec, numel: int, shapes: tuple[Shape, ...] | None) -> None:
+        self.codec, self.numel, self.shapes = codec, numel, shapes
+        if shapes is None:
+            self.nbytes = codec.nbytes(numel)  # type: ignore[arg-type]
+            self.chunks = math.ceil(numel / CHUNK)
+        else:
+            self.borders = [0, *accumulate(codec.nbytes(shape) for shape in shapes)]  # type: ignore[arg-type]
+            self.nbytes = self.borders[-1]
+            self.chunks = math.ceil(self.nbytes / (4 * CHUNK))
+
+    def tensors(self, data: torch.Tensor, meta: Meta) -> Iterator[tuple[int, Shape, torch.Tensor, int]]:
+        """Position of the first element, shape, bytes and nonce of each whole tensor."""
+        at = 0
+        for k, (shape, (start, stop)) in enumerate(zip(self.shapes or (), pairwise(self.borders), strict=True)):
+            yield at, shape, data[start:stop], _nonce(meta, k)
+            at += math.prod(shape)
+
+    def where(self, k: int) -> slice:
+        """Bytes of chunk `k`."""
+        if self.shapes is not None:
+            return slice(4 * CHUNK * k, min(4 * CHUNK * (k + 1), self.nbytes))
+        nbytes = self.codec.nbytes
+        return slice(nbytes(k * CHUNK), nbytes(min((k + 1) * CHUNK, self.numel)))  # type: ignore[arg-type]
 
 
 class Payload:
@@ -84,28 +123,47 @@ class Payload:
 
     Attributes:
       header: see `Header`.
-      codec: the codec of the body.
-      numel: number of elements.
+      numel: number of elements in the body.
       nbytes: bytes of the whole message.
       digest: hexadecimal xxh3-128 that stands for the whole message.
     """
 
-    def __init__(self, header: Header, codec: Codec, digests: bytes, body: Bytes, digest: str, nbytes: int) -> None:
+    def __init__(self, header: Header, body: _Body, digests: bytes, data: Bytes, digest: str, nbytes: int) -> None:
         self.header = header
-        self.codec = codec
-        self.numel = total(header.ranges)
+        self.numel = body.numel
         self.nbytes = nbytes
         self.digest = digest
+        self._layout = body
         self._digests = digests
-        self._bytes = body
+        self._bytes = data
         # DLPack is the way by which torch takes memory that numpy calls read-only (the object store's) without a
         # warning.  Nothing here writes it.
-        self._body = from_dlpack(body)
-        self._elements = self._body.view(torch.float32) if codec.plain else None
-        self._checked = bytearray(_chunks(self.numel))
+        self._body = from_dlpack(data)
+        self._elements = self._body.view(torch.float32) if self.dense and self.codec.plain else None
+        self._checked = bytearray(body.chunks)
+
+    @property
+    def dense(self) -> bool:
+        """Whether `read` gives its elements; else `read_tensors` does."""
+        return self._layout.shapes is None
+
+    @property
+    def codec(self) -> Codec:
+        """The codec of a dense body."""
+        return self._layout.codec  # type: ignore[return-value]
+
+    @property
+    def shaped_codec(self) -> ShapedCodec:
+        """The codec of a body of whole tensors."""
+        return self._layout.codec  # type: ignore[return-value]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the elements are those that were sent, bit for bit."""
+        return self._layout.codec.traits.lossless
 
     def read(self, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
-        """Checks and decodes the elements from position `start` to `stop` (exclusive) of the packed ranges.
+        """Checks and decodes the elements from position `start` to `stop` (exclusive) of the packed elements.
 
         Args:
           start: first position.
@@ -118,24 +176,41 @@ class Payload:
         Raises:
           SyncError: RD-405, a chunk of the body does not have the digest that the header gives for it.
         """
-        self._check(start, stop)
+        self._check(start // CHUNK, math.ceil(stop / CHUNK))
         if self._elements is not None:
             return self._elements[start:stop]
-        unit = self.codec.granularity
+        codec = self.codec
+        # What the receiver draws as the sender did, it has to draw for the same chunk.
+        unit = CHUNK if codec.traits.shared_seed else codec.granularity
         first, last = start // unit * unit, min(-(-stop // unit) * unit, self.numel)
         whole = first == start and last == stop
         target = scratch[: stop - start] if whole else torch.empty(last - first)
-        self.codec.decode(self._body[self.codec.nbytes(first) : self.codec.nbytes(last)], target)
+        for at in range(first, last, CHUNK):
+            end = min(at + CHUNK, last)
+            data = self._body[codec.nbytes(at) : codec.nbytes(end)]
+            codec.decode(data, target[at - first : end - first], _nonce(self.header.meta, at // CHUNK))
         return target if whole else target[start - first : stop - first]
+
+    def read_tensors(self) -> Iterator[tuple[int, Shape, torch.Tensor, int]]:
+        """Checks a body of whole tensors.
+
+        Yields:
+          Of each tensor the position of its first element in the packed ranges, its shape, its bytes and its nonce.
+
+        Raises:
+          SyncError: as `read`.
+        """
+        self.verify()
+        yield from self._layout.tensors(self._body, self.header.meta)
 
     def verify(self) -> None:
         """Checks the whole body.  Raises as `read` does."""
-        self._check(0, self.numel)
+        self._check(0, self._layout.chunks)
 
-    def _check(self, start: int, stop: int) -> None:
-        for k in range(start // CHUNK, _chunks(stop)):
+    def _check(self, first: int, last: int) -> None:
+        for k in range(first, last):
             if not self._checked[k]:
-                if _digest(self._bytes[_chunk_bytes(self.codec, self.numel, k)]) != self._digest_of(k):
+                if _digest(self._bytes[self._layout.where(k)]) != self._digest_of(k):
                     raise SyncError(405, f"{self._name()}: chunk {k} of the body is damaged", _RESEND)
                 self._checked[k] = 1
 
@@ -163,42 +238,67 @@ class Writer:
       digest: hexadecimal digest of the message that was sealed last.
     """
 
-    def __init__(self, codec: Codec, ranges: Ranges, meta: Meta) -> None:
-        self.codec = codec
+    def __init__(
+        self,
+        codec: Codec | ShapedCodec,
+        ranges: Ranges,
+        meta: Meta,
+        selection: Selection | None = None,
+        shapes: tuple[Shape, ...] | None = None,
+        numel: int | None = None,
+    ) -> None:
         self.ranges = ranges
-        self.numel = total(ranges)
-        text = _header_text(Header(codec.name, codec.params, ranges, meta))
-        self._header_bytes = _padded(len(text) + 20 * (len(meta.versions) + 1))
+        self.numel = total(ranges) if numel is None else numel
+        self._header = Header(codec.name, codec.params, ranges, meta, selection, shapes)
+        self._layout = body = _Body(codec, self.numel, shapes)
+        self._header_bytes = _padded(len(_header_text(self._header)) + 20 * (len(meta.versions) + 1))
         digests_at = _PREFIX.size + self._header_bytes
-        body_at = digests_at + _padded(_DIGEST * _chunks(self.numel))
+        body_at = digests_at + _padded(_DIGEST * body.chunks)
         # Zeros written, not merely reserved: the first touch of a page costs ten times a copy into it.
-        self._memory = torch.empty(body_at + codec.nbytes(self.numel), dtype=torch.uint8).fill_(0)
+        self._memory = torch.empty(body_at + body.nbytes, dtype=torch.uint8).fill_(0)
         self._array: Bytes = self._memory.numpy()
         self._head = self._array[:body_at]
         self._digests = memoryview(self._head.data)[digests_at:]
         self._body = self._memory[body_at:]
         self._body_array = self._array[body_at:]
-        self.elements = self._body.view(torch.float32) if codec.plain else None
+        plain = isinstance(codec, Fp32)
+        self.elements = self._body.view(torch.float32) if plain else None
         self._elements_at = self._body.data_ptr()
         self.digest = ""
+
+    @property
+    def codec(self) -> Codec:
+        """The codec of a dense body."""
+        return self._layout.codec  # type: ignore[return-value]
+
+    def begin(self, meta: Meta) -> None:
+        """Says what the message that is written now will be about; `seal` gets the same."""
+        self._header = replace(self._header, meta=meta)
 
     def target(self, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
         """Where a pass should put the elements of a chunk: in place if the codec allows it, else `scratch`'s head."""
         return scratch[: stop - start] if self.elements is None else self.elements[start:stop]
 
-    def put(self, start: int, values: torch.Tensor) -> None:
+    def put(self, start: int, values: torch.Tensor, *, residual: bool = False) -> None:
         """Encodes one chunk and notes its digest.
 
         Args:
           start: position of its first element, a multiple of `chunks.CHUNK`.
           values: fp32 [elements of the chunk] on the host; may be what `target` returned.
+          residual: leave in `values` what the bytes do not say.
         """
         k = start // CHUNK
-        where = _chunk_bytes(self.codec, self.numel, k)
-        in_place = self.elements is not None and values.data_ptr() == self._elements_at + where.start
-        if not in_place:
-            self.codec.encode(values, self._body[where])
+        where = self._layout.where(k)
+        nonce = _nonce(self._header.meta, k)
+        if residual:
+            self.codec.encode_residual(values, self._body[where], nonce)
+        elif self.elements is None or values.data_ptr() != self._elements_at + where.start:
+            self.codec.encode(values, self._body[where], nonce)
         self._digests[k * _DIGEST : (k + 1) * _DIGEST] = _digest(self._body_array[where])
+
+    def tensors(self) -> Iterator[tuple[int, Shape, torch.Tensor, int]]:
+        """Where a codec of whole tensors writes: position of the first element, shape, bytes and nonce of each."""
+        yield from self._layout.tensors(self._body, self._header.meta)
 
     def seal(self, meta: Meta) -> Bytes:
         """Writes the header.
@@ -209,7 +309,12 @@ class Writer:
         Raises:
           SyncError: RD-407, the header does not fit into the room that was reserved; see `fits`.
         """
-        text = _header_text(Header(self.codec.name, self.codec.params, self.ranges, meta))
+        self.begin(meta)
+        if self._layout.shapes is not None:
+            for k in range(self._layout.chunks):
+                where = self._layout.where(k)
+                self._digests[k * _DIGEST : (k + 1) * _DIGEST] = _digest(self._body_array[where])
+        text = _header_text(self._header)
         if len(text) > self._header_bytes:
             what = f"a header of {len(text)} bytes has room for {self._header_bytes}"
             raise SyncError(407, what, "build a new Writer")
@@ -226,7 +331,7 @@ class Writer:
 
     def fits(self, meta: Meta) -> bool:
         """Whether `seal` has room for this header."""
-        return len(_header_text(Header(self.codec.name, self.codec.params, self.ranges, meta))) <= self._header_bytes
+        return len(_header_text(replace(self._header, meta=meta))) <= self._header_bytes
 
 
 def open_payload(array: Bytes) -> Payload:
@@ -252,18 +357,18 @@ def open_payload(array: Bytes) -> Payload:
         raise SyncError(401, f"a payload of {array.nbytes} bytes ends inside its header", _RESEND)
     digests_at = _PREFIX.size + header_bytes
     header = _parse_header(array[_PREFIX.size : digests_at].tobytes())
-    codec = codec_of(header.codec, header.params)
-    numel = total(header.ranges)
-    body_at = digests_at + _padded(_DIGEST * _chunks(numel))
-    if codec.nbytes(numel) != body_bytes or array.nbytes != body_at + body_bytes:
-        expected = body_at + codec.nbytes(numel)
+    body = _body_of(header)
+    numel = body.numel
+    body_at = digests_at + _padded(_DIGEST * body.chunks)
+    if body.nbytes != body_bytes or array.nbytes != body_at + body_bytes:
+        expected = body_at + body.nbytes
         what = f"a payload of {numel} elements in {header.codec} has {array.nbytes} bytes, not {expected}"
         raise SyncError(401, f"{what}, or gives a wrong size of its body ({body_bytes})", _RESEND)
     head = array[:body_at].copy()
     head[_DIGEST_AT : _DIGEST_AT + _DIGEST] = 0
     if _digest(head) != digest:
         raise SyncError(405, f"the header of a {header.meta.purpose} payload is damaged", _RESEND)
-    return Payload(header, codec, head[digests_at:].tobytes(), array[body_at:], digest.hex(), array.nbytes)
+    return Payload(header, body, head[digests_at:].tobytes(), array[body_at:], digest.hex(), array.nbytes)
 
 
 def gather(
@@ -311,6 +416,10 @@ def _header_text(header: Header) -> bytes:
         "island": meta.island,
         "incarnation": meta.incarnation,
     }
+    if header.selection is not None:
+        fields["selection"] = header.selection.to_params()
+    if header.shapes is not None:
+        fields["shapes"] = header.shapes
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -321,6 +430,8 @@ def _parse_header(text: bytes) -> Header:
         versions = {int(fragment): _count(version) for fragment, version in fields["versions"].items()}
         meta = Meta(str(fields["purpose"]), versions, str(fields["island"]), _count(fields["incarnation"]))
         codec, params = str(fields["codec"]), dict(fields["params"])
+        shapes = tuple(tuple(map(_count, shape)) for shape in fields["shapes"]) if "shapes" in fields else None
+        selection = Selection.from_params(fields["selection"]) if "selection" in fields else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SyncError(407, f"the header of a payload cannot be read: {error!r}", _RESEND) from None
     if meta.purpose not in PURPOSES:
@@ -328,7 +439,35 @@ def _parse_header(text: bytes) -> Header:
     ranges = tuple(Range(start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False))
     if len(borders) % 2 or sorted(borders) != borders or not all(r.numel for r in ranges):
         raise SyncError(406, f"the ranges of a payload are not ascending and disjoint: {borders[:8]}…", _RESEND)
-    return Header(codec, params, ranges, meta)
+    return Header(codec, params, ranges, meta, selection, shapes)
+
+
+def _body_of(header: Header) -> _Body:
+    """What a header says of its body.  Raises RD-404 or RD-406."""
+    numel = total(header.ranges)
+    if header.shapes is None:
+        if header.selection is not None:
+            numel = len(header.selection.positions(header.ranges))
+        return _Body(codec_of(header.codec, header.params), numel, None)
+    if header.selection is not None or sum(math.prod(shape) for shape in header.shapes) != numel:
+        raise SyncError(406, f"the shapes of a payload are not those of {numel} elements", _RESEND)
+    return _Body(shaped_of(header.codec, header.params), numel, header.shapes)
+
+
+def _nonce(meta: Meta, chunk: int) -> int:
+    """Another number for each round and chunk; sender and receiver know it."""
+    about = ",".join(f"{fragment}:{version}" for fragment, version in sorted(meta.versions.items()))
+    return xxhash.xxh3_64_intdigest(f"{about}/{chunk}".encode()) >> 1
+
+
+def is_shaped(codec: Codec | ShapedCodec) -> TypeGuard[ShapedCodec]:
+    """Whether a codec takes whole tensors."""
+    return codec.name in SHAPED
+
+
+def codec_by_name(kind: str, params: Mapping[str, Param] | None = None) -> Codec | ShapedCodec:
+    """The codec of a `codec.kind`, of elements or of whole tensors.  Raises RD-404."""
+    return shaped_of(kind, params) if kind in SHAPED else codec_of(kind, params)
 
 
 def _count(value: object) -> int:
@@ -339,14 +478,6 @@ def _count(value: object) -> int:
 
 def _kind(array: object) -> str:
     return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-
-
-def _chunks(numel: int) -> int:
-    return math.ceil(numel / CHUNK)
-
-
-def _chunk_bytes(codec: Codec, numel: int, k: int) -> slice:
-    return slice(codec.nbytes(k * CHUNK), codec.nbytes(min((k + 1) * CHUNK, numel)))
 
 
 def _padded(nbytes: int) -> int:

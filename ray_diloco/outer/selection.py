@@ -47,7 +47,7 @@ class Selection:
       round: number of the round, 0 or more.
 
     Raises:
-      SyncError: RD-435, one of them is impossible.
+      SyncError: RD-455, one of them is impossible.
     """
 
     draw: str
@@ -106,7 +106,7 @@ class Selection:
         """Builds the selection that `to_params` described.
 
         Raises:
-          SyncError: RD-435, it describes none.
+          SyncError: RD-455, it describes none.
         """
         match dict(params):
             case {"draw": str(draw), "p": int() | float() as p, "seed": int(seed), "round": int(round_), **rest} if (
@@ -177,4 +177,4 @@ def _octets(words: np.random.Philox, count: int) -> NDArray[np.uint8]:
 
 
 def _selection_error(what: str, mend: str) -> SyncError:
-    return SyncError(435, what, mend)
+    return SyncError(455, what, mend)

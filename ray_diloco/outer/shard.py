@@ -7,15 +7,17 @@
 Until `commit`, nothing that was committed has been touched: a round that fails leaves no trace.  Every buffer exists
 twice and is written once at the start, as new pages cost ten times a copy (../shared/numbers.md).  Where the codec
 towards the islands is plain, the anchor lives inside its own payload, so sending it costs no copy: 16 bytes a parameter
-for Nesterov.  Source: ../shared/algorithms.md §10.1 (merge, outer) and §9.4 items 38 to 43.
+for Nesterov.  What happens in between is `step.OuterStep`.  Source: ../shared/algorithms.md §10.1 (merge, outer) and
+§9.4 items 38 to 43.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ray_diloco.errors import SyncError
@@ -23,10 +25,13 @@ from ray_diloco.outer.chunks import CHUNK, in_chunks, pieces, quiet, require_wit
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.contribution import BadContribution, Contribution, Offer, check_offers, not_finite
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, total
-from ray_diloco.outer.merge import MERGES, Merge
+from ray_diloco.outer.merge import MERGES
 from ray_diloco.outer.named import Array, load_error, places
 from ray_diloco.outer.optimizer import OuterOptimizer
 from ray_diloco.outer.payload import Bytes, Meta, Writer, gather, open_payload, require_purpose
+from ray_diloco.outer.selection import Selection
+from ray_diloco.outer.sources import Message, Scratch, Source, merged_coefficients, selected_source, source_of
+from ray_diloco.outer.step import AVERAGE, Arrays, Norms, NotFinite, OuterStep, Recipe, Span, room
 from ray_diloco.outer.weights import factors
 
 __all__ = ["AnchorShard", "BadContribution", "Contribution", "Prepared"]
@@ -62,12 +67,14 @@ class Prepared:
 class _Side:
     """One of the two copies of a fragment: anchor, state, and the payload made from them."""
 
-    def __init__(self, ranges: Ranges, fragment: int, optimizer: OuterOptimizer, codec: Codec) -> None:
+    def __init__(self, ranges: Ranges, fragment: int, recipe: Recipe, codec: Codec) -> None:
         self.writer = Writer(codec, ranges, Meta("anchor", {fragment: 0}))
-        plain = self.writer.elements
+        plain = None if recipe.lookahead else self.writer.elements
         self.anchor = torch.empty(total(ranges)).fill_(0) if plain is None else plain
-        self.state = tuple(torch.empty(total(ranges)).fill_(optimizer.initial) for _ in optimizer.state_names)
+        self.state = tuple(torch.empty(total(ranges)).fill_(initial) for initial in recipe.initials)
         self.payload: Bytes | None = None
+        # Where only a selection of elements travels, a message is as large as what it holds.
+        self.selected: Writer | None = None
 
 
 @dataclass(eq=False)
@@ -76,13 +83,33 @@ class _Fragment:
     ranges: Ranges
     live: _Side
     spare: _Side
+    spans: tuple[Span, ...]
     version: int = 0
     open: Prepared | None = None
     last: Prepared | None = None
+    # Anchors by version, for contributions that were measured from them.
+    past: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:
         return self.live.writer.numel
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random fragments: of each round only some elements travel; see `selection.Selection`."""
+
+    draw: str
+    p: float
+    seed: int
+
+    def of(self, version: int) -> Selection:
+        """What travels in the round that moves an anchor of this version."""
+        return Selection(self.draw, self.p, self.seed, version)
+
+
+# Anchors that are kept for late contributions to be measured anew from, where any age is allowed.
+PAST = 4
 
 
 class AnchorShard:
@@ -96,9 +123,9 @@ class AnchorShard:
       layout: the canonical form.
       ranges: elements that this shard keeps: whole tensors; may be none.
       fragments: all fragments of the run; their parts in `ranges` must partition it.
-      optimizer: the outer optimiser.
+      recipe: how anchors move; an outer optimiser alone stands for the plain mean of contributions of this version.
       codec_down: how anchors travel to the islands; default fp32.
-      merge: how contributions become one outer gradient.
+      draw: random fragments; None: all elements travel.
 
     Attributes:
       ranges: elements that this shard keeps.
@@ -113,24 +140,26 @@ class AnchorShard:
         layout: Layout,
         ranges: Ranges,
         fragments: Sequence[Ranges],
-        optimizer: OuterOptimizer,
+        recipe: Recipe | OuterOptimizer,
         codec_down: Codec | None = None,
-        merge: Merge = MERGES["mean"],
+        draw: Draw | None = None,
     ) -> None:
         self.ranges = normalise(ranges)
-        self._optimizer = optimizer
-        self._merge = merge
+        self.recipe = recipe = recipe if isinstance(recipe, Recipe) else Recipe(recipe)
+        self._draw = draw
         self._founded = False
-        codec = codec_down or Fp32()
+        self._codec = codec = codec_down or Fp32()
         parts = [intersect(fragment, self.ranges) for fragment in fragments]
         self._fragments = [
-            _Fragment(k, part, _Side(part, k, optimizer, codec), _Side(part, k, optimizer, codec))
+            _Fragment(
+                k, part, _Side(part, k, recipe, codec), _Side(part, k, recipe, codec), _spans(layout, part, recipe)
+            )
             for k, part in enumerate(parts)
         ]
         self._tensors = places(layout, self.ranges, [(part, part.ranges) for part in self._fragments])
         self.names = tuple(self._tensors)
-        self._delta = torch.empty(CHUNK).fill_(0)
-        self._scratch: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rooms: list[Scratch] = []
+        self._published: dict[int, Writer] = {}
 
     @property
     def versions(self) -> dict[int, int]:
@@ -152,14 +181,14 @@ class AnchorShard:
         for payload in opened:
             require_purpose(payload, "parameters")
             require_within(payload.header.ranges, self.ranges, "founding payload")
-            if not payload.codec.traits.lossless:
-                raise SyncError(412, f"parameters in {payload.codec.name} cannot found a run", "send them in fp32")
+            if not payload.lossless:
+                raise SyncError(412, f"parameters in {payload.header.codec} cannot found a run", "send them in fp32")
         sources = [(payload, payload.header.ranges) for payload in opened]
         pieces(self.ranges, sources, "founding payloads")
         for part in self._fragments:
             for start, stop, inside in in_chunks(pieces(part.ranges, sources, "founding payloads"), part.numel):
-                part.live.anchor[start:stop].copy_(gather(start, stop, inside, self._scratch_of(0)))
-            _publish(part)
+                part.live.anchor[start:stop].copy_(gather(start, stop, inside, self._scratch(1)[0]))
+            self._publish(part)
         self._founded = True
 
     def load(
@@ -182,16 +211,18 @@ class AnchorShard:
         missing = {part.index for part in self._fragments} - versions.keys()
         if missing:
             raise load_error(f"no version of fragments {sorted(missing)}")
-        if state.keys() != set(self._optimizer.state_names):
-            wanted = sorted(self._optimizer.state_names)
+        names = self.recipe.state_names
+        if state.keys() != set(names):
+            wanted = sorted(names)
             raise load_error(f"outer state {sorted(state)} instead of {wanted}")
         for name, place in self._tensors.items():
             place.scatter(anchor.get(name), _live_anchor)
-            for k, state_name in enumerate(self._optimizer.state_names):
+            for k, state_name in enumerate(names):
                 place.scatter(state[state_name].get(name), _live_state(k))
         for part in self._fragments:
             part.version, part.open, part.last = versions[part.index], None, None
-            _publish(part)
+            part.past.clear()
+            self._publish(part)
         self._founded = True
 
     def tensors(self) -> dict[str, Array]:
@@ -207,9 +238,9 @@ class AnchorShard:
         Raises:
           SyncError: RD-424, the optimiser has no such state.
         """
-        if name not in self._optimizer.state_names:
-            raise load_error(f"outer state {name!r} is not one of {self._optimizer.state_names}")
-        buffer = _live_state(self._optimizer.state_names.index(name))
+        if name not in self.recipe.state_names:
+            raise load_error(f"outer state {name!r} is not one of {self.recipe.state_names}")
+        buffer = _live_state(self.recipe.state_names.index(name))
         return {name: place.gather(buffer) for name, place in self._tensors.items()}
 
     def payload(self, fragment: int) -> Bytes:
@@ -221,18 +252,81 @@ class AnchorShard:
         Raises:
           SyncError: RD-422, there is no anchor yet.
         """
-        return self._sealed(self._fragment(fragment).live)
+        part = self._fragment(fragment)
+        if part.live.selected is not None:
+            self._publish(part)
+        return self._sealed(part.live)
+
+    def published(self, fragment: int) -> Bytes:
+        """What is evaluated and exported of a fragment: the anchor itself, or the average of outer iterates.
+
+        Returns:
+          uint8 [n], a read-only view, valid until it is asked for again or, for the anchor, as `payload`'s.
+        """
+        part = self._fragment(fragment)
+        payload = self._sealed(part.live)
+        averaged = self.recipe.average.count(part.version) > 0
+        if not (averaged or self.recipe.lookahead or self._draw):
+            return payload
+        meta = Meta("anchor", {fragment: part.version})
+        writer = self._published.setdefault(fragment, Writer(Fp32(), part.ranges, meta))
+        values = part.live.state[self.recipe.state_names.index(AVERAGE)] if averaged else part.live.anchor
+        _write(writer, values, meta)
+        return writer.seal(meta)
+
+    def rewrite(self, fragment: int, arrays: Sequence[Bytes]) -> None:
+        """Sets elements of the committed anchor to those of a slower channel's new anchor; its version stays.
+
+        So a faster channel does not count the slower one's movement as its own (../shared/algorithms.md §10.6).
+        """
+        part = self._fragment(fragment)
+        sources = [(payload, payload.header.ranges) for payload in map(open_payload, arrays)]
+        scratch = self._scratch(1)[0][0]
+        for _, _, inside in in_chunks(pieces(part.ranges, sources, "anchors", partial=True), part.numel):
+            for piece in inside:
+                values = piece.source.read(piece.position, piece.position + piece.numel, scratch)
+                part.live.anchor[piece.at : piece.at + piece.numel].copy_(values)
+        self._publish(part)
+
+    def gram(self, fragment: int, contributions: Sequence[Contribution]) -> np.ndarray:
+        """Inner products of contributions, and of the extras of the merge rule, over this shard's part of a fragment.
+
+        Returns:
+          float64 [K + extras, K + extras], contributions in sorted island order; the sum over shards is that of whole
+          vectors.
+
+        Raises:
+          BadContribution: as `prepare`.
+        """
+        part = self._fragment(fragment)
+        offers = check_offers(contributions, fragment, part.ranges, part.version, self.recipe.max_age)
+        with quiet():
+            return self._outer_step(part, offers, [1.0] * len(offers), (), 0, None).gram(self.recipe.rule.extras)
 
     def prepare(
-        self, key: str, fragment: int, contributions: Sequence[Contribution], lr: float | None = None
+        self,
+        key: str,
+        fragment: int,
+        contributions: Sequence[Contribution],
+        lr: float | None = None,
+        *,
+        scale: Sequence[float] | None = None,
+        neighbours: Sequence[Sequence[Bytes]] = (),
+        own: int = 0,
+        idle: bool = False,
     ) -> tuple[Prepared, Bytes]:
         """Merges contributions and makes the outer step, in spare buffers.
 
         Args:
           key: name of this preparation.
           fragment: which fragment.
-          contributions: in any order.
+          contributions: in any order; their weights are normalised.
           lr: outer learning rate of this step; None: the optimiser's own.
+          scale: factors that are used as they are instead, of the contributions in sorted island order and then of the
+            extras of the merge rule.
+          neighbours: anchors of the neighbourhood, each as its payloads, for rules that pull towards them; this
+            shard's own is number `own`.
+          idle: there are no contributions, and nothing moves but the version.
 
         Returns:
           Figures, and the payload for all islands: uint8 [n], a read-only view, valid until the second next
@@ -251,24 +345,30 @@ class AnchorShard:
             what = f"fragment {fragment} has the open preparation {part.open.key!r}, so {key!r} cannot begin"
             raise SyncError(423, what, "commit or abort the open one")
         self._sealed(part.live)
-        offers = check_offers(contributions, fragment, part.ranges, part.version)
-        with quiet():
-            delta, update, anchor = self._step(part, offers, lr)
-        if not math.isfinite(update + anchor):
-            what = f"the outer step of fragment {fragment} gives an anchor of squared norm {anchor}"
-            raise SyncError(417, what, "lower outer.lr or outer.momentum")
+        offers = check_offers(contributions, fragment, part.ranges, part.version, self.recipe.max_age)
         version = part.version + 1
-        part.spare.payload = payload = part.spare.writer.seal(Meta("anchor", {fragment: version}))
+        meta = Meta("anchor", {fragment: version})
+        with quiet():
+            if idle:
+                norms = self._stay(part, meta)
+            else:
+                weights = factors([offer.weight for offer in offers]) if scale is None else scale
+                norms = self._move(part, offers, weights, neighbours, own, lr, meta)
+        if not math.isfinite(norms.update + norms.anchor):
+            what = f"the outer step of fragment {fragment} gives an anchor of squared norm {norms.anchor}"
+            raise SyncError(417, what, "lower outer.lr or outer.momentum")
+        writer = part.spare.selected or part.spare.writer
+        part.spare.payload = payload = writer.seal(meta)
         part.open = Prepared(
             key=key,
             fragment=fragment,
             version=version,
-            squared_anchor_norm=anchor,
-            squared_update_norm=update,
-            squared_delta_norm=delta,
+            squared_anchor_norm=norms.anchor,
+            squared_update_norm=norms.update,
+            squared_delta_norm=norms.delta,
             bytes_in=sum(offer.nbytes for offer in offers),
             bytes_out=payload.nbytes,
-            digest=part.spare.writer.digest,
+            digest=writer.digest,
         )
         return part.open, payload
 
@@ -282,6 +382,7 @@ class AnchorShard:
         if not opened and not self._committed(key):
             raise SyncError(423, f"there is no preparation {key!r} to commit", "prepare it (again) first")
         for part in opened:
+            self._remember(part)
             part.live, part.spare = part.spare, part.live
             part.last, part.open = part.open, None
             part.version += 1
@@ -311,35 +412,144 @@ class AnchorShard:
             raise SyncError(422, "this shard has no anchor yet", "found the run or load a commit first")
         return side.payload
 
-    def _scratch_of(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        while len(self._scratch) <= k:
-            self._scratch.append((torch.empty(CHUNK).fill_(0), torch.empty(CHUNK).fill_(0)))
-        return self._scratch[k]
+    def _scratch(self, count: int) -> list[Scratch]:
+        while len(self._rooms) < count:
+            self._rooms.append(room())
+        return self._rooms
 
-    def _step(self, part: _Fragment, offers: Sequence[Offer], lr: float | None) -> tuple[float, float, float]:
-        """One pass over a fragment; returns the squared norms of `Δ`, of the update and of the new anchor."""
-        live, spare, step = part.live, part.spare, self._optimizer.step
-        weights = factors([offer.weight for offer in offers])
-        scratch = [self._scratch_of(k) for k in range(len(offers))]
-        delta_norm = update_norm = anchor_norm = 0.0
-        for chunk in zip(*(in_chunks(offer.pieces, part.numel) for offer in offers), strict=True):
-            start, stop = chunk[0][:2]
-            received = [
-                offer.chunk(start, stop, at[2], buffers)
-                for offer, at, buffers in zip(offers, chunk, scratch, strict=True)
-            ]
-            delta, anchor, moved = self._delta[: stop - start], live.anchor[start:stop], spare.anchor[start:stop]
-            self._merge.combine(received, weights, delta)
-            square = squared_norm(delta)
-            if not math.isfinite(square):
-                raise not_finite(offers, received)
-            delta_norm += square
-            state, state_out = ([s[start:stop] for s in side.state] for side in (live, spare))
-            step(anchor, state, delta, moved, state_out, version=part.version, lr=lr)
-            spare.writer.put(start, moved)
-            anchor_norm += squared_norm(moved)
-            update_norm += squared_norm(torch.sub(moved, anchor, out=delta))
-        return delta_norm, update_norm, anchor_norm
+    def _remember(self, part: _Fragment) -> None:
+        """Keeps the anchor that is about to be replaced, for contributions that will have been measured from it."""
+        if not self.recipe.reanchor:
+            return
+        kept = PAST if self.recipe.max_age is None else self.recipe.max_age
+        oldest = part.past.pop(part.version - kept, None)
+        if kept:
+            memory = torch.empty(part.numel) if oldest is None else oldest
+            part.past[part.version] = memory.copy_(part.live.anchor)
+
+    def _stay(self, part: _Fragment, meta: Meta) -> Norms:
+        live, spare = part.live, part.spare
+        spare.anchor.copy_(live.anchor)
+        for before, after in zip(live.state, spare.state, strict=True):
+            after.copy_(before)
+        _write(spare.writer, spare.anchor, meta)
+        return Norms(anchor=squared_norm(spare.anchor))
+
+    def _move(
+        self,
+        part: _Fragment,
+        offers: Sequence[Offer],
+        weights: Sequence[float],
+        neighbours: Sequence[Sequence[Bytes]],
+        own: int,
+        lr: float | None,
+        meta: Meta,
+    ) -> Norms:
+        """Steps into the spare side."""
+        part.spare.writer.begin(meta)
+        opened = [[open_payload(array) for array in arrays] for arrays in neighbours]
+        around: list[Source] = []
+        for payloads in opened:
+            for payload in payloads:
+                require_purpose(payload, "anchor")
+            found = pieces(part.ranges, [(payload, payload.header.ranges) for payload in payloads], "neighbour")
+            around.append(Message(found, part.numel))
+        step = self._outer_step(part, offers, weights, around, own, lr)
+        try:
+            norms = step.run()
+        except NotFinite as bad:
+            raise not_finite(offers, bad.received) from None
+        self._spread(part)
+        return norms
+
+    def _outer_step(
+        self,
+        part: _Fragment,
+        offers: Sequence[Offer],
+        weights: Sequence[float],
+        around: Sequence[Source],
+        own: int,
+        lr: float | None,
+    ) -> OuterStep:
+        recipe, live, spare = self.recipe, part.live, part.spare
+        rooms = self._scratch(len(offers) + len(around) + 1)
+        if self._draw is not None:
+            return self._selected_step(part, offers, weights, lr, self._draw.of(part.version))
+        arrays = Arrays(live.anchor, live.state, spare.anchor, spare.state, spare.writer.put)
+        whole_tensors = bool(offers) and not offers[0].payloads[0].dense if offers and offers[0].payloads else False
+        if whole_tensors and recipe.rule.combine is not MERGES["mean"].combine and recipe.rule.scope == "element":
+            combine = recipe.rule.bind(recipe.settings)
+            delta = merged_coefficients(offers, weights, part.ranges, part.numel, combine)
+            return OuterStep(recipe, arrays, part.version, weights, (), delta=delta, lr=lr, rooms=rooms)
+        return OuterStep(
+            recipe,
+            arrays,
+            part.version,
+            weights,
+            [source_of(offer, part.ranges, part.numel) for offer in offers],
+            bases=[self._base_of(part, offer) for offer in offers],
+            neighbours=around,
+            own=own,
+            spans=part.spans,
+            lr=lr,
+            rooms=rooms,
+        )
+
+    def _base_of(self, part: _Fragment, offer: Offer) -> torch.Tensor | None:
+        """The anchor that a contribution was measured from, if it is to be measured anew."""
+        if not self.recipe.reanchor or offer.base_version == part.version:
+            return None
+        if offer.base_version not in part.past:
+            what = f"island {offer.island}: measured from version {offer.base_version}, which is not kept any more"
+            raise BadContribution(offer.island, 412, what, "lower stale.max_age, or let it adopt the newest anchor")
+        return part.past[offer.base_version]
+
+    def _selected_step(
+        self, part: _Fragment, offers: Sequence[Offer], weights: Sequence[float], lr: float | None, selection: Selection
+    ) -> OuterStep:
+        """A step of the selected elements alone; the others stay."""
+        live, spare = part.live, part.spare
+        positions = selection.positions(part.ranges)
+        at = torch.from_numpy(selection.packed(part.ranges))
+        spare.selected = Writer(
+            self._codec, part.ranges, Meta("anchor", {part.index: part.version + 1}), selection, numel=len(positions)
+        )
+        state = tuple(one[at] for one in live.state)
+        self._chosen = (at, torch.empty(len(positions)), tuple(map(torch.empty_like, state)))
+        arrays = Arrays(live.anchor[at], state, self._chosen[1], self._chosen[2], spare.selected.put)
+        sources = [selected_source(offer, selection, positions) for offer in offers]
+        rooms = self._scratch(len(offers) + 1)
+        return OuterStep(self.recipe, arrays, part.version, weights, sources, lr=lr, rooms=rooms)
+
+    def _spread(self, part: _Fragment) -> None:
+        """Puts stepped elements of a selection into the spare side, beside what stayed."""
+        if self._draw is None:
+            return
+        at, anchor, state = self._chosen
+        for before, after, moved in zip(
+            (part.live.anchor, *part.live.state), (part.spare.anchor, *part.spare.state), (anchor, *state), strict=True
+        ):
+            after.copy_(before)
+            after[at] = moved
+
+    def _publish(self, part: _Fragment) -> None:
+        """Encodes the live anchor as it is."""
+        meta = Meta("anchor", {part.index: part.version})
+        values = part.live.anchor
+        if self.recipe.lookahead:
+            values = torch.empty_like(values)
+            own = len(self.recipe.optimizer.state_names)
+            self.recipe.optimizer.lookahead(part.live.anchor, part.live.state[:own], values, self._rate(part))
+        square = _write(part.live.writer, values, meta)
+        if not math.isfinite(square):
+            what = f"the anchor of fragment {part.index} has squared norm {square}"
+            raise SyncError(417, what, "start from parameters that are finite")
+        part.live.selected = None
+        part.live.payload = part.live.writer.seal(meta)
+
+    def _rate(self, part: _Fragment) -> float | None:
+        """The learning rate of the step that made the live anchor."""
+        return self.recipe.lr(max(part.version - 1, 0), None)
 
 
 def _live_anchor(part: _Fragment) -> torch.Tensor:
@@ -350,15 +560,24 @@ def _live_state(k: int) -> Callable[[_Fragment], torch.Tensor]:
     return lambda part: part.live.state[k]
 
 
-def _publish(part: _Fragment) -> None:
-    """Encodes the live anchor as it is."""
-    square, anchor = 0.0, part.live.anchor
+def _write(writer: Writer, values: torch.Tensor, meta: Meta) -> float:
+    """Encodes a whole vector; returns its squared norm."""
+    square = 0.0
+    writer.begin(meta)
     with quiet():
-        for start in range(0, part.numel, CHUNK):
-            values = anchor[start : start + CHUNK]
-            square += squared_norm(values)
-            part.live.writer.put(start, values)
-    if not math.isfinite(square):
-        what = f"the anchor of fragment {part.index} has squared norm {square}"
-        raise SyncError(417, what, "start from parameters that are finite")
-    part.live.payload = part.live.writer.seal(Meta("anchor", {part.index: part.version}))
+        for start in range(0, values.numel(), CHUNK):
+            square += squared_norm(values[start : start + CHUNK])
+            writer.put(start, values[start : start + CHUNK])
+    return square
+
+
+def _spans(layout: Layout, ranges: Ranges, recipe: Recipe) -> tuple[Span, ...]:
+    """The tensors of a fragment, where a rule needs to know them; they have to be whole then."""
+    if recipe.rule.scope != "tensor" and recipe.direction is None:
+        return ()
+    found = pieces(ranges, [(spec, (spec.range,)) for spec in layout.tensors], "tensors of the layout")
+    for piece in found:
+        if piece.numel != piece.source.numel:
+            what = f"a fragment cuts tensor {piece.source.name}, but a rule works on whole tensors"
+            raise SyncError(421, what, "cut fragments along tensors")
+    return tuple(Span(piece.source.name, piece.at, piece.at + piece.numel) for piece in found)

@@ -7,8 +7,9 @@ import torch
 from outer_world import anchor_payload, chunk_size, contribution_payload
 
 from ray_diloco.errors import SyncError
+from ray_diloco.outer.adopt import Adopt
 from ray_diloco.outer.codec import Bf16, Fp32
-from ray_diloco.outer.exchange import Adopt, Exchange, Slice
+from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, layout_of
 from ray_diloco.outer.payload import Meta, open_payload
 
@@ -191,10 +192,9 @@ def test_a_body_that_is_damaged_leaves_no_base_until_an_adoption_succeeds():
     assert rank.emitted() == [0.0] * 10
 
 
-def half_way(theta, base, anchor):
-    theta.mul_(0.5).add_(anchor, alpha=0.5)
-    if base is not None:
-        base.copy_(anchor)
+def half_way(chunk):
+    chunk.theta.add_(chunk.anchor).mul_(0.5)
+    chunk.base.copy_(chunk.anchor)
 
 
 def test_a_rule_that_reads_parameters_is_one_function_and_all_is_checked_before_it_writes():

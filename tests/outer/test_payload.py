@@ -233,13 +233,13 @@ class PerBlock:
     def nbytes(self, numel):
         return numel + 4 * -(-numel // 4)
 
-    def encode(self, source, target):
+    def encode(self, source, target, nonce=0):
         for k, block in enumerate(source.split(4)):
             run = target[8 * k : 8 * k + 4 + block.numel()]
             run[:4].copy_(block.min().reshape(1).view(torch.uint8))
             run[4:].copy_((block - block.min()).to(torch.uint8))
 
-    def decode(self, source, target):
+    def decode(self, source, target, nonce=0):
         for k, block in enumerate(target.split(4)):
             run = source[8 * k : 8 * k + 4 + block.numel()]
             block.copy_(run[4:].float() + run[:4].clone().view(torch.float32))

@@ -76,9 +76,16 @@ def e3m0_reference(values):
 
 
 def lane_sums(values, groups, number):
-    """float64 sum of each group; element i is added in lane i mod LANES, and the lanes are added in order."""
+    """float64 sum of each group: element i goes to lane i mod LANES, four rows of lanes at a time while there are four,
+    as (r0 + r1) + (r2 + r3); in the end the lanes are added in order."""
+    whole = values.size // (4 * LANES) * (4 * LANES)
     lanes = np.zeros((number, LANES))
-    np.add.at(lanes, (groups, np.arange(values.size) % LANES), values.astype(np.float64))
+    for group in range(number):
+        rows = np.where(groups == group, values, 0.0).astype(np.float64)[:whole].reshape(-1, 4, LANES)
+        for r0, r1, r2, r3 in rows:
+            lanes[group] += (r0 + r1) + (r2 + r3)
+    rest = np.arange(whole, values.size)
+    np.add.at(lanes, (groups[rest], rest % LANES), values[rest].astype(np.float64))
     return np.cumsum(lanes, axis=1)[:, -1]
 
 

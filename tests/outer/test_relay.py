@@ -95,7 +95,7 @@ def test_islands_may_send_in_a_codec_of_whole_tensors():
     codec, meta = Dct(4, 64), Meta("contribution", {0: 0}, "i0")
     writer = Writer(codec, WHOLE, meta, shapes=((2, 3), (2,)))
     values = torch.arange(8.0)
-    for at, shape, target in writer.tensors():
+    for at, shape, target, _ in writer.tensors():
         codec.encode(values[at : at + math.prod(shape)], shape, target)
     found = relay().merge([Contribution("i0", 1.0, 0, (writer.seal(meta),)), offer("i1", np.ones(8))], 0)
     np.testing.assert_allclose(sent(found), (values.numpy() + 1) / 2, atol=1e-6)

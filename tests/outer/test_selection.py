@@ -195,10 +195,10 @@ def test_nothing_is_selected_from_nothing():
 def test_impossible_selections_are_refused(wrong):
     with pytest.raises(SyncError) as caught:
         Selection.from_params({"draw": "bernoulli", "p": 0.5, "seed": 0, "round": 0, **wrong})
-    assert caught.value.number == 435
+    assert caught.value.number == 455
 
 
 def test_a_header_without_a_selection_is_refused():
     with pytest.raises(SyncError) as caught:
         Selection.from_params({"p": 0.5})
-    assert caught.value.number == 435
+    assert caught.value.number == 455

@@ -1,0 +1,325 @@
+"""One outer step of one fragment: correct, merge, step, average and encode, one chunk after the other.
+
+    q'_j   ← Stale(q_j, age_j, A, u)       measured from the newest anchor, turned towards the momentum
+    Δ      ← Merge({q'_j, w_j}, {A_j})     a weighted sum with factors from inner products, or a rule by element
+    A, o   ← Outer(A, o, Δ)
+
+Factors that a rule finds for each tensor take one more pass over the contributions before.  Source:
+../shared/algorithms.md §10.1, §10.3 (order of composition).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ray_diloco.outer import chunks
+from ray_diloco.outer.average import OuterAverage
+from ray_diloco.outer.chunks import squared_norm
+from ray_diloco.outer.codec import Codec
+from ray_diloco.outer.merge import Merge, MergeSettings, add_gram, consensus_factors, factors_of, merge_rule
+from ray_diloco.outer.optimizer import OuterOptimizer
+from ray_diloco.outer.rate import OuterRate
+from ray_diloco.outer.sources import Scratch, Source
+from ray_diloco.outer.stale import DirectionSettings, direction_factors
+
+# Names of the states that a recipe may add to those of its optimiser.
+MERGED, AVERAGE = "merged", "average"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an anchor moves.
+
+    Attributes:
+      optimizer: the outer optimiser.
+      merge: key of `merge.MERGES`; `settings` are its own.
+      max_age: versions that a contribution may be behind; None: any number.
+      reanchor: measure late contributions from the newest anchor: `q + (A − B)`.
+      direction: correct contributions by their direction against the momentum (HeLoCo).
+      consensus: pull towards the neighbours' anchors, a part per round (NoLoCo).
+      recode: requantise the running sum after each contribution, as a ring does at every hop.
+      rate: factor of the learning rate by version.
+      average: average of outer iterates.
+      lookahead: send `A − ημu` in place of the anchor.
+    """
+
+    optimizer: OuterOptimizer
+    merge: str = "mean"
+    settings: MergeSettings = field(default_factory=MergeSettings)
+    max_age: int | None = 0
+    reanchor: bool = False
+    direction: DirectionSettings | None = None
+    consensus: float = 0.0
+    recode: Codec | None = None
+    rate: OuterRate = field(default_factory=OuterRate)
+    average: OuterAverage = field(default_factory=OuterAverage)
+    lookahead: bool = False
+
+    @property
+    def rule(self) -> Merge:
+        """The merge rule."""
+        return merge_rule(self.merge)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What is remembered beside the anchor: of the optimiser, the last merged `Δ`, the average of iterates."""
+        names = self.optimizer.state_names
+        names += (MERGED,) if self.rule.extras else ()
+        return (*names, AVERAGE) if self.average.kind != "none" else names
+
+    @property
+    def initials(self) -> tuple[float, ...]:
+        """Value of the elements of each new state."""
+        own = self.optimizer.initials
+        return (*own, *(0.0 for _ in self.state_names[len(own) :]))
+
+    def lr(self, version: int, lr: float | None) -> float | None:
+        """The rate of the step that moves an anchor which has moved `version` times; None: the optimiser's own."""
+        factor = self.rate.factor(version)
+        if factor == 1.0:
+            return lr
+        return factor * (self.optimizer.lr if lr is None else lr)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor in a packed fragment."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(eq=False)
+class Arrays:
+    """What a step reads and writes, fp32 [numel] each; `put` takes each chunk of what is sent to the islands."""
+
+    anchor: torch.Tensor
+    state: Sequence[torch.Tensor]
+    anchor_out: torch.Tensor
+    state_out: Sequence[torch.Tensor]
+    put: Callable[[int, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Squared norms of `Δ`, of the movement and of the new anchor."""
+
+    delta: float = 0.0
+    update: float = 0.0
+    anchor: float = 0.0
+
+
+class NotFinite(Exception):
+    """The merged gradient of a chunk is not finite; `received` are the contributions to it."""
+
+    def __init__(self, received: Sequence[torch.Tensor]) -> None:
+        super().__init__("not finite")
+        self.received = received
+
+
+class OuterStep:
+    """A step of one fragment.
+
+    Args:
+      recipe: how.
+      arrays: what it reads and writes.
+      version: how often the anchor has moved before.
+      factors: of the contributions, and of the extras of a rule whose factors were found over the whole model.
+      sources: contributions, in island order; empty if `delta` is merged already.
+      bases: for contributions that have to be measured anew, the anchor that they were measured from; else None.
+      neighbours: anchors of the neighbourhood, this one among them at `own`.
+      spans: the tensors of the fragment.
+      delta: fp32 [numel], merged before.
+      lr: learning rate; None: the optimiser's own.
+      rooms: scratch memory for each source and neighbour, and one more.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        arrays: Arrays,
+        version: int,
+        factors: Sequence[float],
+        sources: Sequence[Source],
+        *,
+        bases: Sequence[torch.Tensor | None] = (),
+        neighbours: Sequence[Source] = (),
+        own: int = 0,
+        spans: Sequence[Span] = (),
+        delta: torch.Tensor | None = None,
+        lr: float | None = None,
+        rooms: Sequence[Scratch] = (),
+    ) -> None:
+        self._recipe, self._arrays, self._version = recipe, arrays, version
+        self._factors, self._sources, self._spans = list(factors), sources, spans
+        self._bases = list(bases) or [None] * len(sources)
+        self._neighbours, self._own, self._delta = neighbours, own, delta
+        self._lr = recipe.lr(version, lr)
+        self._combine = recipe.rule.bind(recipe.settings)
+        self._names = recipe.state_names
+        count = len(sources) + len(neighbours) + 1
+        *self._scratch, (self._buffer, self._ahead) = rooms[:count] or [room() for _ in range(count)]
+        # Per tensor: (factor of the contribution, of the momentum) of each contribution; factors of the merge.
+        self._turns: dict[str, list[tuple[float, float]]] = {}
+        self._merges: dict[str, list[float]] = {}
+
+    def run(self) -> Norms:
+        """The passes.
+
+        Raises:
+          NotFinite: a merged gradient is not finite.
+        """
+        if self._recipe.direction is not None and self._delta is None:
+            self._turns = self._find_turns(self._recipe.direction)
+        if self._recipe.rule.scope == "tensor" and self._delta is None:
+            self._merges = self._find_merges()
+        delta_norm = update_norm = anchor_norm = 0.0
+        for k, start, stop in self._chunks():
+            delta, square = self._merged(k, start, stop)
+            delta_norm += square
+            update, anchor = self._step(start, stop, delta)
+            update_norm += update
+            anchor_norm += anchor
+        return Norms(delta_norm, update_norm, anchor_norm)
+
+    def gram(self, extras: Sequence[str]) -> np.ndarray:
+        """Inner products of the contributions and of extra vectors over this fragment: float64 [K+E, K+E]."""
+        size = len(self._sources) + len(extras)
+        gram = np.zeros((size, size))
+        for k, start, stop in self._chunks():
+            add_gram(gram, [*self._corrected(k, start, stop), *self._extras(start, stop, extras)])
+        return gram
+
+    def _chunks(self) -> Iterator[tuple[int, int, int]]:
+        numel = self._arrays.anchor.numel()
+        for k, start in enumerate(range(0, numel, chunks.CHUNK)):
+            yield k, start, min(start + chunks.CHUNK, numel)
+
+    def _state(self, name: str) -> torch.Tensor:
+        return self._arrays.state[self._names.index(name)]
+
+    def _extras(self, start: int, stop: int, names: Sequence[str]) -> list[torch.Tensor]:
+        return [self._state(MERGED)[start:stop] for _ in names]
+
+    def _corrected(self, k: int, start: int, stop: int) -> list[torch.Tensor]:
+        """Contributions to a chunk, after what staleness asks for."""
+        found = []
+        for j, source in enumerate(self._sources):
+            values, base = source.chunk(k, self._scratch[j]), self._bases[j]
+            if base is not None or self._turns:
+                values = torch.clone(values)
+            if base is not None:
+                values.add_(self._arrays.anchor[start:stop]).sub_(base[start:stop])
+            for span, inside in self._inside(start, stop) if self._turns else ():
+                own, turned = self._turns[span.name][j]
+                if turned or own != 1.0:
+                    momentum = self._momentum[start + inside.start : start + inside.stop]
+                    values[inside].mul_(own).add_(momentum, alpha=turned)
+            found.append(values)
+        return found
+
+    @property
+    def _momentum(self) -> torch.Tensor:
+        name = self._recipe.optimizer.momentum_state
+        if name is None:
+            raise ValueError("an outer optimiser without momentum gives no direction")
+        return self._state(name)
+
+    def _inside(self, start: int, stop: int) -> Iterator[tuple[Span, slice]]:
+        """Tensors in a chunk, with the part of the chunk that is theirs."""
+        for span in self._spans:
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                yield span, slice(first - start, last - start)
+
+    def _find_turns(self, settings: DirectionSettings) -> dict[str, list[tuple[float, float]]]:
+        grams = {span.name: [np.zeros((2, 2)) for _ in self._sources] for span in self._spans}
+        for k, start, stop in self._chunks():
+            found = self._corrected(k, start, stop)
+            for span, inside in self._inside(start, stop):
+                momentum = self._momentum[start + inside.start : start + inside.stop]
+                for gram, values in zip(grams[span.name], found, strict=True):
+                    add_gram(gram, [values[inside], momentum])
+        return {name: [direction_factors(gram, settings) for gram in of_one] for name, of_one in grams.items()}
+
+    def _find_merges(self) -> dict[str, list[float]]:
+        rule, settings, count = self._recipe.rule, self._recipe.settings, len(self._sources)
+        grams = {span.name: np.zeros((count, count)) for span in self._spans}
+        for k, start, stop in self._chunks():
+            found = self._corrected(k, start, stop)
+            for span, inside in self._inside(start, stop):
+                add_gram(grams[span.name], [values[inside] for values in found])
+        return {name: factors_of(rule, gram, self._factors, settings, name) for name, gram in grams.items()}
+
+    def _merged(self, k: int, start: int, stop: int) -> tuple[torch.Tensor, float]:
+        """`Δ` of a chunk and its squared norm."""
+        delta = self._buffer[: stop - start]
+        received: list[torch.Tensor] = []
+        if self._delta is not None:
+            delta.copy_(self._delta[start:stop])
+        else:
+            received = self._corrected(k, start, stop)
+            vectors = [*received, *self._extras(start, stop, self._recipe.rule.extras)]
+            if self._recipe.recode is not None:
+                _hop_by_hop(self._recipe.recode, received, self._factors, delta)
+            elif self._merges:
+                for span, inside in self._inside(start, stop):
+                    self._combine([values[inside] for values in vectors], self._merges[span.name], delta[inside])
+            else:
+                self._combine(vectors, self._factors, delta)
+        if self._recipe.consensus and len(self._neighbours) > 1:
+            self._pull(k, delta)
+        square = squared_norm(delta)
+        if not math.isfinite(square):
+            raise NotFinite(received or [delta])
+        return delta, square
+
+    def _pull(self, k: int, delta: torch.Tensor) -> None:
+        """Adds `(γ/η)(A_own − mean A)`."""
+        lr = self._lr if self._lr is not None else self._recipe.optimizer.lr  # type: ignore[attr-defined]
+        factors = consensus_factors(len(self._neighbours), self._own, self._recipe.consensus, lr)
+        for j, (neighbour, factor) in enumerate(zip(self._neighbours, factors, strict=True)):
+            delta.add_(neighbour.chunk(k, self._scratch[len(self._sources) + j]), alpha=factor)
+
+    def _step(self, start: int, stop: int, delta: torch.Tensor) -> tuple[float, float]:
+        """Moves a chunk; squared norms of its movement and of the new anchor."""
+        arrays, optimizer = self._arrays, self._recipe.optimizer
+        anchor, moved = arrays.anchor[start:stop], arrays.anchor_out[start:stop]
+        state, state_out = ([s[start:stop] for s in side] for side in (arrays.state, arrays.state_out))
+        own = len(optimizer.state_names)
+        optimizer.step(anchor, state[:own], delta, moved, state_out[:own], version=self._version, lr=self._lr)
+        for name, before, after in zip(self._names[own:], state[own:], state_out[own:], strict=True):
+            if name == MERGED:
+                after.copy_(delta)
+            else:
+                after.copy_(before)
+                self._recipe.average.update(after, moved, self._version + 1)
+        if self._recipe.lookahead:
+            ahead = self._ahead[: stop - start]
+            optimizer.lookahead(moved, state_out[:own], ahead, self._lr)
+            arrays.put(start, ahead)
+        else:
+            arrays.put(start, moved)
+        anchor_norm = squared_norm(moved)
+        return squared_norm(torch.sub(moved, anchor, out=delta)), anchor_norm
+
+
+def _hop_by_hop(codec: Codec, received: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor) -> None:
+    """The weighted sum as a ring makes it: every hop adds its own and encodes what it hands on."""
+    wire = torch.empty(codec.nbytes(out.numel()), dtype=torch.uint8)
+    torch.mul(received[0], factors[0], out=out)
+    for values, factor in zip(received[1:], factors[1:], strict=True):
+        codec.encode(out, wire)
+        codec.decode(wire, out)
+        out.add_(values, alpha=factor)
+
+
+def room() -> Scratch:
+    """Scratch memory of a source, its pages touched."""
+    return torch.empty(chunks.CHUNK).fill_(0), torch.empty(chunks.CHUNK).fill_(0)
