@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from docs_pages import ROOT, blocks, commands, names, page, rows, section
+from docs_pages import ROOT, blocks, commands, page
 
 from ray_diloco.cli import build_parser, main
 from ray_diloco.config.check import check
@@ -104,17 +104,3 @@ def slug(heading):
 def test_the_index_leads_to_every_page():
     linked = set(re.findall(r"\]\(([\w./]+)\)", page("docs/index.md")))
     assert linked == {"../README.md", *(path.name for path in (ROOT / "docs").glob("*.md"))} - {"index.md"}
-
-
-def test_the_readme_has_every_algorithm_with_its_main_values():
-    table = {names(row[0])[0]: row for row in rows(section("README.md", "## Algorithms"))}
-    assert table.keys() == {path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml")}
-    for algorithm, (_, inner, steps, outer, source) in table.items():
-        config = compose([f"algorithm={algorithm}"]).config
-        assert inner.lower() == config.inner.optimizer.name
-        assert int(steps) == config.inner.H
-        if config.outer.kind == "nesterov":
-            assert outer == f"Nesterov, lr {config.outer.lr:g}, momentum {config.outer.momentum:g}"
-        else:
-            assert (config.outer.kind, config.outer.lr, config.outer.momentum) == ("sgd", 1.0, 0.0)
-        assert re.search(r"\d{4}\.\d{5}", source).group() in page(f"conf/algorithm/{algorithm}.yaml")
