@@ -19,8 +19,8 @@ from ray_diloco.errors import SyncError
 
 Param = int | float | str
 
-# Elements that are converted at a time where a conversion needs room of its own: they stay in the first-level cache.
-_PIECE = 8192
+# Elements that are converted at a time where a conversion needs room of its own: they stay in the cache.
+_PIECE = 32768
 _LARGEST_FP16 = 65504.0
 
 
@@ -183,8 +183,10 @@ class Fp16:
 
 
 def _subtract(source: torch.Tensor, values: torch.Tensor) -> None:
+    room = torch.empty(min(_PIECE, source.numel()))
     for start in range(0, source.numel(), _PIECE):
-        source[start : start + _PIECE].sub_(values[start : start + _PIECE].float())
+        piece = values[start : start + _PIECE]
+        source[start : start + _PIECE].sub_(room[: piece.numel()].copy_(piece))
 
 
 def _from(module: str, name: str) -> Callable[..., Codec]:

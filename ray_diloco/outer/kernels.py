@@ -27,7 +27,6 @@ _ONE_127TH = np.float32(1.0 / 127.0)
 _ONE_7TH = np.float32(1.0 / 7.0)
 _LARGEST = np.float32(3.4028234663852886e38)
 _LEAST = np.float32(2.0**-149)
-_SMALLEST_NORMAL = np.float32(2.0**-126)
 # Below this a block is scaled up while it is encoded, so that 127 / absmax stays finite.
 _SMALL = np.float32(2.0**-64)
 _UP = np.float32(2.0**64)
@@ -161,6 +160,16 @@ def int8_decode(data, unit, y, subtract):
         at += 4 + block.size
 
 
+@_compile(inline=True)
+def _int4(v):
+    return np.float32(v + _ROUND_INT4).view(np.int32) & 15
+
+
+@_compile(inline=True)
+def _int4_value(nibble, a):
+    return a * (np.float32(np.int32(nibble) - np.int32(8)) * _ONE_7TH)
+
+
 @_compile()
 def int4_encode(x, unit, out, stochastic, seed, nonce):
     """Unit: absmax a as fp32, then bytes of q_i + 8 and, above it, q_{i+h} + 8; q = round(7 x / a), h = ⌈n/2⌉."""
@@ -184,11 +193,9 @@ def int4_encode(x, unit, out, stochastic, seed, nonce):
                 codes[i] |= np.uint8(code << 4)
         else:
             for i in range(high.size):
-                first = np.float32(low[i] * up * inverse + _ROUND_INT4).view(np.int32) & 15
-                second = np.float32(high[i] * up * inverse + _ROUND_INT4).view(np.int32) & 15
-                codes[i] = np.uint8(first | (second << 4))
+                codes[i] = np.uint8(_int4(low[i] * up * inverse) | (_int4(high[i] * up * inverse) << 4))
             if high.size < half:
-                codes[half - 1] = np.uint8(np.float32(low[half - 1] * up * inverse + _ROUND_INT4).view(np.int32) & 15)
+                codes[half - 1] = np.uint8(_int4(low[half - 1] * up * inverse))
         if high.size < half:
             codes[half - 1] |= np.uint8(8 << 4)
         at += 4 + half
@@ -206,14 +213,14 @@ def int4_decode(data, unit, y, subtract):
         codes = data[at + 4 : at + 4 + half]
         if subtract:
             for i in range(half):
-                low[i] -= a * (np.float32(np.int32(codes[i] & 15) - np.int32(8)) * _ONE_7TH)
+                low[i] -= _int4_value(codes[i] & 15, a)
             for i in range(high.size):
-                high[i] -= a * (np.float32(np.int32(codes[i] >> 4) - np.int32(8)) * _ONE_7TH)
+                high[i] -= _int4_value(codes[i] >> 4, a)
         else:
             for i in range(half):
-                low[i] = a * (np.float32(np.int32(codes[i] & 15) - np.int32(8)) * _ONE_7TH)
+                low[i] = _int4_value(codes[i] & 15, a)
             for i in range(high.size):
-                high[i] = a * (np.float32(np.int32(codes[i] >> 4) - np.int32(8)) * _ONE_7TH)
+                high[i] = _int4_value(codes[i] >> 4, a)
         at += 4 + half
 
 
@@ -277,14 +284,16 @@ def collect(bits, low, high, found):
 
 
 @_compile()
-def median_magnitude(bits):
-    """Bits of the median of the non-zero |x|, the lower of the two middle ones; 0 if all are zero.  Exact.
+def median_magnitude(bits, exact):
+    """Bits of the median of the non-zero |x|, the lower of the two middle ones; 0 if all are zero.
 
     A sample says between which two values the median is likely to be, counting says whether it is and narrows them by
-    interpolation, and what is left between them is collected and searched.
+    interpolation, and what is left between them is collected and searched.  If not `exact`, the sample's median.
     """
     n = bits.size
     low, high = np.int64(1), np.int64(2**31 - 1)
+    # First, as it reads in order: the sample's jumps would wait for memory.
+    zeros = count_below(bits, np.int32(1)) if exact else 0
     if n > SAMPLE:
         stride = n // SAMPLE | 1
         sample = np.empty((n + stride - 1) // stride, np.int32)
@@ -292,15 +301,18 @@ def median_magnitude(bits):
         for j in range(sample.size):
             sample[m] = bits[j * stride] & _MAGNITUDE
             m += 1 if sample[m] > 0 else 0
+        if m > 0 and not exact:
+            return kth_smallest(sample[:m], (m - 1) // 2)
         # Five standard deviations of the rank of the median in a sample of m.
         margin = int(2.5 * np.sqrt(m))
         if m > 4 * margin:
             low = np.int64(kth_smallest(sample[:m], m // 2 - margin))
             high = np.int64(kth_smallest(sample[:m], m // 2 + margin)) + 1
-    zeros, below_low = counts_below(bits, np.int32(1), np.int32(low))
-    below_high = count_below(bits, np.int32(high))
+    if not exact:
+        zeros = count_below(bits, np.int32(1))
     if zeros == n:
         return np.int32(0)
+    below_low, below_high = counts_below(bits, np.int32(low), np.int32(high))
     k = zeros + (n - zeros - 1) // 2
     if below_low > k or below_high <= k:
         low, high, below_low, below_high = np.int64(1), np.int64(2**31 - 1), zeros, n
@@ -308,11 +320,11 @@ def median_magnitude(bits):
     while below_high - below_low > FEW and high - low > 1:
         inside = below_high - below_low
         # In the middle where interpolation did not help.
-        at, margin_ = (0.5, 0.0)
+        at, around = (0.5, 0.0)
         if shrunk:
-            at, margin_ = (k - below_low) / inside, 1.5 / np.sqrt(inside)
-        first = low + max(np.int64(1), np.int64((high - low) * (at - margin_)))
-        second = min(low + max(np.int64(1), np.int64((high - low) * (at + margin_))), high - 1)
+            at, around = (k - below_low) / inside, 2.0 / np.sqrt(inside)
+        first = low + max(np.int64(1), np.int64((high - low) * (at - around)))
+        second = min(low + max(np.int64(1), np.int64((high - low) * (at + around))), high - 1)
         first = min(first, second)
         below_first, below_second = counts_below(bits, np.int32(first), np.int32(second))
         if below_first > k:
@@ -340,14 +352,14 @@ def _e3m0(b, least, border):
 
 
 @_compile()
-def e3m0_encode(x, unit, out):
+def e3m0_encode(x, unit, out, exact):
     """Unit: s as fp32, then bytes of two codes, elements i and i + ⌈n/2⌉; a code is a sign and e = 0 … 7."""
     at = 0
     for start in range(0, x.size, unit):
         block = x[start : min(start + unit, x.size)]
         bits = block.view(np.int32)
         half = (bits.size + 1) // 2
-        scale_bits = median_magnitude(bits)
+        scale_bits = median_magnitude(bits, exact)
         put_int32(out, at, scale_bits)
         s = np.int32(scale_bits).view(np.float32)
         codes = out[at + 4 : at + 4 + half]
@@ -358,7 +370,7 @@ def e3m0_encode(x, unit, out):
         low, high = bits[:half], bits[half:]
         # The middle between 0 and s/4, and that between s/4 and s/2.  Zero stays zero, also where s is.
         least = np.float32(max(s * np.float32(0.125), _LEAST)).view(np.int32)
-        border = np.float32(max(s * np.float32(0.375), _SMALLEST_NORMAL)).view(np.int32)
+        border = np.float32(s * np.float32(0.375) if s > _ZERO else _LARGEST).view(np.int32)
         for i in range(high.size):
             codes[i] = np.uint8(_e3m0(low[i], least, border) | (_e3m0(high[i], least, border) << np.int32(4)))
         if high.size < half:
@@ -515,12 +527,12 @@ def _code2(v, b0, b1, b2):
 
 @_compile(inline=True)
 def _if(condition, value):
-    return np.float64(value) if condition else 0.0
+    return value if condition else _ZERO
 
 
 @_compile()
-def _means2(x, b0, b1, b2, book):
-    """Mean of what lies between the borders, for four parts; zero for an empty part."""
+def _sums2(x, b0, b1, b2):
+    """Sums of what lies between the borders, for four parts, float64 [4, LANES]; four rows are added in fp32 first."""
     sums = np.zeros((4, LANES))
     s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
     whole = x.size // (4 * LANES) * (4 * LANES)
@@ -528,33 +540,27 @@ def _means2(x, b0, b1, b2, book):
         r0, r1, r2, r3 = _rows(x, i)
         for j in range(LANES):
             u, v, w, z = r0[j], r1[j], r2[j], r3[j]
-            s0[j] += (_if(not u >= b0, u) + _if(not v >= b0, v)) + (_if(not w >= b0, w) + _if(not z >= b0, z))
-            s3[j] += (_if(u >= b2, u) + _if(v >= b2, v)) + (_if(w >= b2, w) + _if(z >= b2, z))
-        for j in range(LANES):
-            u, v, w, z = r0[j], r1[j], r2[j], r3[j]
-            s1[j] += (_if((u >= b0) & (u < b1), u) + _if((v >= b0) & (v < b1), v)) + (
-                _if((w >= b0) & (w < b1), w) + _if((z >= b0) & (z < b1), z)
-            )
-            s2[j] += (_if((u >= b1) & (u < b2), u) + _if((v >= b1) & (v < b2), v)) + (
-                _if((w >= b1) & (w < b2), w) + _if((z >= b1) & (z < b2), z)
-            )
+            u0, v0, w0, z0 = u >= b0, v >= b0, w >= b0, z >= b0
+            u1, v1, w1, z1 = u >= b1, v >= b1, w >= b1, z >= b1
+            u2, v2, w2, z2 = u >= b2, v >= b2, w >= b2, z >= b2
+            s0[j] += np.float64((_if(not u0, u) + _if(not v0, v)) + (_if(not w0, w) + _if(not z0, z)))
+            s1[j] += np.float64((_if(u0 ^ u1, u) + _if(v0 ^ v1, v)) + (_if(w0 ^ w1, w) + _if(z0 ^ z1, z)))
+            s2[j] += np.float64((_if(u1 ^ u2, u) + _if(v1 ^ v2, v)) + (_if(w1 ^ w2, w) + _if(z1 ^ z2, z)))
+            s3[j] += np.float64((_if(u2, u) + _if(v2, v)) + (_if(w2, w) + _if(z2, z)))
     for i in range(whole, x.size):
-        v = x[i]
-        sums[_code2(v, b0, b1, b2), i % LANES] += np.float64(v)
-    n1, n2, n3 = np.int32(0), np.int32(0), np.int32(0)
-    for i in range(x.size):
-        n1 = np.int32(n1 + np.int32(x[i] >= b0))
-        n2 = np.int32(n2 + np.int32(x[i] >= b1))
-        n3 = np.int32(n3 + np.int32(x[i] >= b2))
-    counts = np.array([x.size - n1, n1 - n2, n2 - n3, np.int64(n3)])
-    for c in range(4):
-        book[c] = np.float32(_total(sums[c], x.size) / counts[c]) if counts[c] > 0 else _ZERO
+        sums[_code2(x[i], b0, b1, b2), i % LANES] += np.float64(x[i])
+    return sums
+
+
+@_compile()
+def _mean(lanes, count, n):
+    return np.float32(_total(lanes, n) / count) if count > 0 else _ZERO
 
 
 @_compile()
 def two_bit_encode(x, unit, out, quantile):
     """Unit: codebook of 4 fp32, then bytes of four codes, elements i, i + q, i + 2q, i + 3q; q = ⌈n/4⌉."""
-    borders, book = np.empty(3, np.float32), np.empty(4, np.float32)
+    borders = np.empty(3, np.float32)
     at = 0
     for start in range(0, x.size, unit):
         block = x[start : min(start + unit, x.size)]
@@ -563,16 +569,23 @@ def two_bit_encode(x, unit, out, quantile):
         else:
             sigma_borders(block, 4, borders)
         b0, b1, b2 = borders[0], borders[1], borders[2]
-        _means2(block, b0, b1, b2, book)
-        for c in range(4):
-            put_float(out, at + 4 * c, book[c])
         quarter = (block.size + 3) // 4
         codes = out[at + 16 : at + 16 + quarter]
         codes[:] = 0
+        # Numbers of elements from each border on.
+        n0, n1, n2 = np.int32(0), np.int32(0), np.int32(0)
         for part in range(4):
             values = block[part * quarter : min((part + 1) * quarter, block.size)]
             for i in range(values.size):
+                n0 = np.int32(n0 + np.int32(values[i] >= b0))
+                n1 = np.int32(n1 + np.int32(values[i] >= b1))
+                n2 = np.int32(n2 + np.int32(values[i] >= b2))
                 codes[i] |= np.uint8(_code2(values[i], b0, b1, b2) << (2 * part))
+        sums = _sums2(block, b0, b1, b2)
+        put_float(out, at, _mean(sums[0], block.size - n0, block.size))
+        put_float(out, at + 4, _mean(sums[1], n0 - n1, block.size))
+        put_float(out, at + 8, _mean(sums[2], n1 - n2, block.size))
+        put_float(out, at + 12, _mean(sums[3], n2, block.size))
         at += 16 + quarter
 
 
@@ -597,8 +610,8 @@ def two_bit_decode(data, unit, y, subtract):
 
 
 @_compile()
-def _means1(x, border, book):
-    """Mean of what lies below a border, and of the rest; zero for an empty part."""
+def _sums1(x, border):
+    """As `_sums2`, for what lies below a border, and for the rest."""
     sums = np.zeros((2, LANES))
     s0, s1 = sums[0], sums[1]
     whole = x.size // (4 * LANES) * (4 * LANES)
@@ -606,24 +619,18 @@ def _means1(x, border, book):
         r0, r1, r2, r3 = _rows(x, i)
         for j in range(LANES):
             u, v, w, z = r0[j], r1[j], r2[j], r3[j]
-            s0[j] += (_if(not u >= border, u) + _if(not v >= border, v)) + (
-                _if(not w >= border, w) + _if(not z >= border, z)
-            )
-            s1[j] += (_if(u >= border, u) + _if(v >= border, v)) + (_if(w >= border, w) + _if(z >= border, z))
+            u0, v0, w0, z0 = u >= border, v >= border, w >= border, z >= border
+            s0[j] += np.float64((_if(not u0, u) + _if(not v0, v)) + (_if(not w0, w) + _if(not z0, z)))
+            s1[j] += np.float64((_if(u0, u) + _if(v0, v)) + (_if(w0, w) + _if(z0, z)))
     for i in range(whole, x.size):
         sums[np.int32(x[i] >= border), i % LANES] += np.float64(x[i])
-    count = np.int32(0)
-    for i in range(x.size):
-        count = np.int32(count + np.int32(x[i] >= border))
-    counts = np.array([x.size - count, np.int64(count)])
-    for c in range(2):
-        book[c] = np.float32(_total(sums[c], x.size) / counts[c]) if counts[c] > 0 else _ZERO
+    return sums
 
 
 @_compile()
 def one_bit_encode(x, unit, out, quantile):
     """Unit: codebook of 2 fp32, then bytes of eight codes, elements i + j q in bit j; q = ⌈n/8⌉."""
-    borders, book = np.empty(1, np.float32), np.empty(2, np.float32)
+    borders = np.empty(1, np.float32)
     at = 0
     for start in range(0, x.size, unit):
         block = x[start : min(start + unit, x.size)]
@@ -632,16 +639,18 @@ def one_bit_encode(x, unit, out, quantile):
         else:
             sigma_borders(block, 2, borders)
         border = borders[0]
-        _means1(block, border, book)
-        for c in range(2):
-            put_float(out, at + 4 * c, book[c])
         eighth = (block.size + 7) // 8
         codes = out[at + 8 : at + 8 + eighth]
         codes[:] = 0
+        count = np.int32(0)
         for part in range(8):
             values = block[part * eighth : min((part + 1) * eighth, block.size)]
             for i in range(values.size):
+                count = np.int32(count + np.int32(values[i] >= border))
                 codes[i] |= np.uint8(np.int32(values[i] >= border) << part)
+        sums = _sums1(block, border)
+        put_float(out, at, _mean(sums[0], block.size - count, block.size))
+        put_float(out, at + 4, _mean(sums[1], count, block.size))
         at += 8 + eighth
 
 
@@ -683,7 +692,8 @@ def top_k(x, block, k, bits_of_index, out, values):
         # Bisection for a limit that exactly k magnitudes reach, or else the largest one that more of them reach.  The
         # first guess is a quarter of the largest magnitude: seldom far off, and it saves six steps.
         high = np.int64(largest_magnitude(bits)) + 1
-        low, reached, middle = np.int64(0), block, max(high - (np.int64(2) << 23), np.int64(1))
+        low, middle = np.int64(0), max(high - (np.int64(2) << 23), np.int64(1))
+        reached = block
         while high - low > 1 and reached > k:
             count = block - count_below(bits, np.int32(middle))
             if count >= k:
@@ -705,7 +715,7 @@ def top_k(x, block, k, bits_of_index, out, values):
             if inside > 0:
                 for i in range(group.size):
                     chosen[m] = np.int32(start + i)
-                    m += np.int64(np.int32(group[i] & _MAGNITUDE) >= limit)
+                    m += 1 if np.int32(group[i] & _MAGNITUDE) >= limit else 0
         line = out[row]
         taken, held, filled, byte = 0, np.uint64(0), np.uint64(0), 0
         for j in range(m):

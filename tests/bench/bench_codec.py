@@ -36,6 +36,7 @@ CASES: list[tuple[str, str, dict[str, Param]]] = [
     ("int4 4096", "int4", {"block": 4096}),
     ("int4 stochastic", "int4", {"rounding": "stochastic"}),
     ("e3m0", "e3m0", {}),
+    ("e3m0 sampled", "e3m0", {"scale": "sampled"}),
     ("2bit quantile", "2bit", {"codebook": "quantile"}),
     ("2bit bin_mean", "2bit", {"codebook": "bin_mean"}),
     ("1bit quantile", "1bit", {"codebook": "quantile"}),
@@ -57,7 +58,7 @@ def main() -> None:
     numel = int(options.millions * 1e6) // CHUNK * CHUNK
     torch.manual_seed(0)
     original, decoded, left = torch.randn(numel), torch.zeros(numel), torch.zeros(numel)
-    data = torch.zeros(4 * numel + 4 * (numel // 64), dtype=torch.uint8)
+    data = torch.zeros(4 * numel + 4 * (numel // 32), dtype=torch.uint8)
 
     def copy() -> None:
         decoded.copy_(original)

@@ -64,24 +64,26 @@ def linear_reference(values, levels, bits):
     return np.concatenate([fp32_bytes(a), pack(codes, bits)]), decoded
 
 
-def e3m0_reference(values):
+def e3m0_reference(values, stride=1):
     magnitude = np.abs(values)
-    nonzero = np.sort(magnitude[magnitude > 0])
+    sample = magnitude[::stride] if magnitude[::stride].any() else magnitude
+    nonzero = np.sort(sample[sample > 0])
     s = nonzero[(nonzero.size - 1) // 2] if nonzero.size else f32(0.0)
-    borders = np.maximum(s * np.array([0.125, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0], f32), f32(2.0**-149))
-    e = (magnitude[:, None] >= borders).sum(1)
+    up = f32(2.0**64) if s < f32(2.0**-64) else f32(1.0)
+    borders = np.maximum(s * up * np.array([0.125, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0], f32), f32(2.0**-149))
+    e = (magnitude[:, None] * up >= borders).sum(1)
     levels = np.minimum(np.append(f32(0.0), s * np.array([0.25, 0.5, 1, 2, 4, 8, 16], f32)), np.finfo(f32).max)
     codes = e + 8 * ((values < 0) & (e > 0))
     return np.concatenate([fp32_bytes(s), pack(codes, 4)]), np.where(values < 0, -levels[e], levels[e]).astype(f32)
 
 
 def lane_sums(values, groups, number):
-    """float64 sum of each group: element i goes to lane i mod LANES, four rows of lanes at a time while there are four,
-    as (r0 + r1) + (r2 + r3); in the end the lanes are added in order."""
+    """Sum of each group: element i goes to lane i mod LANES, four rows of lanes at a time while there are four, added
+    in the precision of the values as (r0 + r1) + (r2 + r3), all else in float64; in the end the lanes in order."""
     whole = values.size // (4 * LANES) * (4 * LANES)
     lanes = np.zeros((number, LANES))
     for group in range(number):
-        rows = np.where(groups == group, values, 0.0).astype(np.float64)[:whole].reshape(-1, 4, LANES)
+        rows = np.where(groups == group, values, values.dtype.type(0))[:whole].reshape(-1, 4, LANES)
         for r0, r1, r2, r3 in rows:
             lanes[group] += (r0 + r1) + (r2 + r3)
     rest = np.arange(whole, values.size)
@@ -129,8 +131,9 @@ REFERENCES = {
     ("int8", ("block", 32)): (32, lambda x: linear_reference(x, 127, 8)),
     ("int8", ("block", 4096)): (4096, lambda x: linear_reference(x, 127, 8)),
     ("int4", ("block", 16)): (16, lambda x: linear_reference(x, 7, 4)),
-    ("int4", ("block", 64)): (64, lambda x: linear_reference(x, 7, 4)),
+    ("int4", ("block", 128)): (128, lambda x: linear_reference(x, 7, 4)),
     ("e3m0", None): (UNIT, e3m0_reference),
+    ("e3m0", ("scale", "sampled")): (UNIT, lambda x: e3m0_reference(x, x.size // 4096 | 1)),
     ("int8_bin_mean", None): (UNIT, bin_mean8_reference),
     ("2bit", ("codebook", "quantile")): (UNIT, lambda x: codebook_reference(x, 2, "quantile")),
     ("2bit", ("codebook", "bin_mean")): (UNIT, lambda x: codebook_reference(x, 2, "bin_mean")),
@@ -167,7 +170,7 @@ def test_more_than_a_unit_equals_plain_numpy_bit_for_bit(key, scale):
 def test_sizes_are_those_of_the_formulas():
     d = 2 * UNIT + 5
     assert codec_of("int8").nbytes(d) == d + 4 * (2 * UNIT // 4096 + 1)
-    assert codec_of("int4").nbytes(d) == (2 * UNIT // 2 + 3) + 4 * (2 * UNIT // 64 + 1)
+    assert codec_of("int4").nbytes(d) == (2 * UNIT // 2 + 3) + 4 * (2 * UNIT // 128 + 1)
     assert codec_of("e3m0").nbytes(d) == 2 * UNIT // 2 + 3 + 3 * 4
     assert codec_of("int8_bin_mean").nbytes(d) == d + 3 * 1024
     assert codec_of("2bit").nbytes(d) == 2 * UNIT // 4 + 2 + 3 * 16
