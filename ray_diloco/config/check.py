@@ -21,6 +21,9 @@ from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, SIGNALS, Bou
 from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
 from ray_diloco.errors import ConfigError
 
+# The run's own exchange, beside its channels.
+MAIN = "main"
+
 # Names become parts of file names, actor names and labels.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -119,6 +122,8 @@ def _check_names(config: Config) -> None:
                     f"{key}: {name!r} cannot be part of file and actor names",
                     "use 1 to 64 of A–Z a–z 0–9 . _ -, beginning with a letter or digit",
                 )
+    if MAIN in config.channels:
+        raise ConfigError(113, f"channels: {MAIN!r} is what the run's own exchange is called", "give it another name")
     taken = fields_of(IslandsConfig)
     for name in config.islands.names:
         if name in taken:

@@ -67,5 +67,5 @@ def fewest(config: Config) -> int | None:
     if config.topology.kind == "pairs":
         return min(2, count)
     if quorum.kind == "at_least":
-        return math.ceil(quorum.fraction * count) if quorum.fraction else quorum.n
+        return math.ceil(quorum.fraction * count - 1e-9) if quorum.fraction else quorum.n
     return count

@@ -7,6 +7,7 @@ errors become ours, with the place where the value was written.  What it would c
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -72,9 +73,14 @@ def _typed_data_settings(island: str, settings: dict[str, Any], tree: Tree) -> d
 
 
 def _check_truth(path: KeyPath, leaf: Leaf) -> None:
-    """Refuses what OmegaConf would convert in silence: true to 1.0 or "True", 7 to true, `???` to the default."""
+    """Refuses what OmegaConf would convert in silence: true to 1.0 or "True", 7 to true, `???` to the default.
+
+    And one value where a mapping stands, of which it speaks in words of its own.
+    """
     kind, value = type_of(path, leaf.where), leaf.value
-    if kind in (bool, bool | None):
+    if typing.get_origin(kind) is dict:
+        wrong = not isinstance(value, Mapping)
+    elif kind in (bool, bool | None):
         wrong = isinstance(value, int | float) and not isinstance(value, bool)
     else:
         parts = value if isinstance(value, list) else [value]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_diloco.config.check import check
 from ray_diloco.config.compose import compose
 from ray_diloco.config.show import config_yaml
 from ray_diloco.errors import ConfigError
@@ -61,6 +62,18 @@ def test_a_channel_has_the_keys_and_defaults_of_the_blocks() -> None:
 
 def test_a_mistyped_key_of_a_channel_is_refused() -> None:
     assert "did you mean 'channels.fast.fragments.kind'?" in refused(101, "channels.fast.fragments.knid=random").mend
+
+
+@pytest.mark.parametrize("value", ["[1]", "3", "x"])
+def test_channels_are_a_mapping(value: str) -> None:
+    assert "must be a mapping" in refused(103, f"channels={value}").what
+
+
+def test_a_channel_cannot_be_called_like_the_exchange_of_the_run_or_like_no_file() -> None:
+    for name in ("main", "a b"):
+        with pytest.raises(ConfigError) as caught:
+            check(compose([], settings={"channels": {name: {"H": 2}}}).config)
+        assert caught.value.number == 113
 
 
 def test_a_recorded_configuration_with_channels_composes_again() -> None:
