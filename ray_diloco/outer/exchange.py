@@ -191,23 +191,30 @@ class Exchange:
           meta: what the header shall say.
           selection: which of them travel; None: all.
 
+        With error feedback, a part that is not finite travels as zeros and leaves the error memory as it was: whoever
+        asks is told that the emission is not finite, and one such step must not poison all that follow.
+
         Raises:
+          ValueError: a selection with error feedback, or in a codec of whole tensors.
           SyncError: RD-442, elements that this rank does not emit, or that have no base because nothing was adopted
             or the last adoption failed half-way.
         """
         if total(intersect(ranges, self._based)) != total(ranges):
             lacking = describe(subtract(ranges, self._based))
             raise SyncError(442, f"elements {lacking} have no base to measure from", "adopt an anchor for them first")
+        if selection is not None and (self._feedback is not None or is_shaped(codec)):
+            raise ValueError("random fragments go with neither error feedback nor codecs of whole tensors")
+        said: Bytes | None = None
         with quiet():
             if selection is not None:
                 writer, square = self._emit_selected(ranges, codec, meta, selection)
             elif is_shaped(codec):
-                writer, square = self._emit_tensors(ranges, codec, meta)
+                writer, square, said = self._emit_tensors(ranges, codec, meta)
             else:
                 writer, square = self._emit_elements(ranges, cast(Codec, codec), meta)
         payload = writer.seal(meta)
         if self._feedback is not None:
-            self._unheard.add(ranges, payload)
+            self._unheard.add(ranges, payload if said is None else said)
         return Emission(payload, square, math.isfinite(square))
 
     @torch.no_grad()
@@ -253,7 +260,8 @@ class Exchange:
         Headers and coverage are checked before anything is written.  Bodies are checked chunk by chunk, each before it
         is written, in the one pass that a rule which does not read `θ` needs: if one is damaged, these elements are
         half old and half new and have no base, so that `emit` refuses them until an adoption succeeds, and adopting
-        again mends it.  For a rule that reads `θ`, all bodies are checked before the first write.
+        again mends it.  For a rule that reads `θ`, and where a selection travels, all bodies are checked before the
+        first write.
 
         Args:
           arrays: payloads of anchors; together they have each wanted element once, and may have others.
@@ -271,11 +279,11 @@ class Exchange:
         wanted = self.holds if ranges is None else intersect(self.holds, ranges)
         pieces(wanted, [(payload, payload.header.ranges) for payload in opened], "adopted anchors")
         versions = _versions(opened)
-        if rule.reads_theta:
+        selected = any(payload.header.selection is not None for payload in opened)
+        if rule.reads_theta or selected:
             for payload in opened:
                 payload.verify()
         parts = [piece.source.cut(piece.position, piece.numel) for piece in self._plan(wanted)]
-        selected = any(payload.header.selection is not None for payload in opened)
         if not selected:
             self._based = subtract(self._based, wanted)
         for payload in opened:
@@ -331,7 +339,8 @@ class Exchange:
             wanted += ["kept"] if self.anchor is not None else []
             wanted += ["emitted"] if self._rule.reads_emitted else []
         arrays = {(kind, r): pieces_by_name.get(f"{kind}|{r.start}") for kind in wanted for r in self.emits}
-        if any(array is None or array.size != r.numel for (_, r), array in arrays.items()):
+        saved = sum(name.split("|")[0] in wanted for name in pieces_by_name)
+        if saved != len(arrays) or any(a is None or a.size != r.numel for (_, r), a in arrays.items()):
             return False
         for (kind, r), array in arrays.items():
             at = total(intersect(self.emits, (Range(0, r.start),)))
@@ -371,14 +380,20 @@ class Exchange:
             for piece in inside:
                 self._subtract(piece, target[piece.at - start : piece.at - start + piece.numel])
             square += squared_norm(target)
-            if feedback is not None:
-                self._add_error(feedback, inside, start, target)
-            writer.put(start, target, residual=feedback is not None)
-            if feedback is not None:
+            if feedback is None:
+                writer.put(start, target)
+                continue
+            self._add_error(feedback, inside, start, target)
+            if math.isfinite(squared_norm(target)):
+                writer.put(start, target, residual=True)
                 self._keep_error(inside, start, target)
+            else:
+                square = math.inf
+                writer.put(start, target.zero_())
         return writer, square
 
-    def _emit_tensors(self, ranges: Ranges, codec: ShapedCodec, meta: Meta) -> tuple[Writer, float]:
+    def _emit_tensors(self, ranges: Ranges, codec: ShapedCodec, meta: Meta) -> tuple[Writer, float, Bytes | None]:
+        """As `_emit_elements`, and what the message took from the error memory if it does not say so itself."""
         shapes = _shapes(self._layout, ranges)
         writer = Writer(codec, ranges, meta, shapes=shapes)
         values, square, feedback = torch.empty(writer.numel), 0.0, self._feedback
@@ -389,18 +404,32 @@ class Exchange:
             square += squared_norm(values[start:stop])
             if feedback is not None:
                 self._add_error(feedback, inside, start, values[start:stop])
+                if not math.isfinite(squared_norm(values[start:stop])):
+                    square = math.inf
+        # Signs of coefficients take the coefficients themselves from the error memory, as in DeMo.
+        said = values.clone() if feedback is not None and codec.params.get("values") == "sign" else None
         # What is not finite is refused anyway, and a decomposition of it would not end.
         if not math.isfinite(square):
-            return writer, square
+            values.zero_()
+            for at, shape, data, nonce in writer.tensors():
+                codec.encode(values[at : at + math.prod(shape)], shape, data, nonce=nonce)
+            return writer, square, None if said is None else self._plain(ranges, values, meta)
         starts = _starts(ranges, shapes)
         for start, (at, shape, data, nonce) in zip(starts, writer.tensors(), strict=True):
-            if start not in self._memories:
-                self._memories[start] = codec.memory(shape)
+            memory = codec.memory(shape)
+            if start not in self._memories or _shape(self._memories[start]) != _shape(memory):
+                self._memories[start] = memory
             encode = codec.encode if feedback is None else codec.encode_residual
             encode(values[at : at + math.prod(shape)], shape, data, self._memories[start], nonce)
         for start, stop, inside in chunked if feedback is not None else ():
             self._keep_error(inside, start, values[start:stop])
-        return writer, square
+        return writer, square, None if said is None else self._plain(ranges, said.sub_(values), meta)
+
+    def _plain(self, ranges: Ranges, values: torch.Tensor, meta: Meta) -> Bytes:
+        writer = Writer(Fp32(), ranges, meta)
+        for start in range(0, writer.numel, CHUNK):
+            writer.put(start, values[start : start + CHUNK])
+        return writer.seal(meta)
 
     def _emit_selected(
         self, ranges: Ranges, codec: Codec | ShapedCodec, meta: Meta, selection: Selection
@@ -591,7 +620,13 @@ def _versions(opened: Sequence[Payload]) -> dict[int, int]:
             if versions.setdefault(fragment, version) != version:
                 what = f"anchors of fragment {fragment} have versions {versions[fragment]} and {version}"
                 raise SyncError(412, what, "adopt the payloads of one commit")
+        if not payload.dense:
+            raise SyncError(412, f"an anchor in {payload.header.codec}, a codec of whole tensors", "send elements")
     return versions
+
+
+def _shape(memory: torch.Tensor | None) -> torch.Size | None:
+    return None if memory is None else memory.shape
 
 
 def _slice_error(what: str) -> SyncError:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,12 +26,21 @@ from ray_diloco.outer.chunks import CHUNK, in_chunks, pieces, quiet, require_wit
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.contribution import BadContribution, Contribution, Offer, check_offers, not_finite
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, total
-from ray_diloco.outer.merge import MERGES
+from ray_diloco.outer.merge import mean_over_senders, require_enough
 from ray_diloco.outer.named import Array, load_error, places
 from ray_diloco.outer.optimizer import OuterOptimizer
-from ray_diloco.outer.payload import Bytes, Meta, Writer, gather, open_payload, require_purpose
+from ray_diloco.outer.payload import Bytes, Meta, Payload, Writer, gather, open_payload, require_purpose
 from ray_diloco.outer.selection import Selection
-from ray_diloco.outer.sources import Message, Scratch, Source, merged_coefficients, selected_source, source_of
+from ray_diloco.outer.sources import (
+    Message,
+    Scratch,
+    Source,
+    merged_coefficients,
+    picked,
+    selected_source,
+    source_of,
+    transform_of,
+)
 from ray_diloco.outer.step import AVERAGE, Arrays, Norms, NotFinite, OuterStep, Recipe, Span, room
 from ray_diloco.outer.weights import factors
 
@@ -64,6 +74,16 @@ class Prepared:
     digest: str
 
 
+@dataclass(eq=False)
+class _Selected:
+    """The elements of a round of random fragments: where they lie, what they become, and the message of them."""
+
+    at: torch.Tensor
+    writer: Writer
+    anchor: torch.Tensor
+    state: tuple[torch.Tensor, ...]
+
+
 class _Side:
     """One of the two copies of a fragment: anchor, state, and the payload made from them."""
 
@@ -74,7 +94,7 @@ class _Side:
         self.state = tuple(torch.empty(total(ranges)).fill_(initial) for initial in recipe.initials)
         self.payload: Bytes | None = None
         # Where only a selection of elements travels, a message is as large as what it holds.
-        self.selected: Writer | None = None
+        self.selected: _Selected | None = None
 
 
 @dataclass(eq=False)
@@ -126,6 +146,7 @@ class AnchorShard:
       recipe: how anchors move; an outer optimiser alone stands for the plain mean of contributions of this version.
       codec_down: how anchors travel to the islands; default fp32.
       draw: random fragments; None: all elements travel.
+      first: number of the first fragment, where other channels have fragments as well.
 
     Attributes:
       ranges: elements that this shard keeps.
@@ -143,6 +164,8 @@ class AnchorShard:
         recipe: Recipe | OuterOptimizer,
         codec_down: Codec | None = None,
         draw: Draw | None = None,
+        *,
+        first: int = 0,
     ) -> None:
         self.ranges = normalise(ranges)
         self.recipe = recipe = recipe if isinstance(recipe, Recipe) else Recipe(recipe)
@@ -154,7 +177,7 @@ class AnchorShard:
             _Fragment(
                 k, part, _Side(part, k, recipe, codec), _Side(part, k, recipe, codec), _spans(layout, part, recipe)
             )
-            for k, part in enumerate(parts)
+            for k, part in enumerate(parts, start=first)
         ]
         self._tensors = places(layout, self.ranges, [(part, part.ranges) for part in self._fragments])
         self.names = tuple(self._tensors)
@@ -181,6 +204,7 @@ class AnchorShard:
         for payload in opened:
             require_purpose(payload, "parameters")
             require_within(payload.header.ranges, self.ranges, "founding payload")
+            _require_whole(payload)
             if not payload.lossless:
                 raise SyncError(412, f"parameters in {payload.header.codec} cannot found a run", "send them in fp32")
         sources = [(payload, payload.header.ranges) for payload in opened]
@@ -188,8 +212,25 @@ class AnchorShard:
         for part in self._fragments:
             for start, stop, inside in in_chunks(pieces(part.ranges, sources, "founding payloads"), part.numel):
                 part.live.anchor[start:stop].copy_(gather(start, stop, inside, self._scratch(1)[0]))
+            self._begin_average(part)
             self._publish(part)
         self._founded = True
+
+    def found_zero(self) -> None:
+        """Takes zeros for version 0 of the anchor, for control variates.  Raises as `found`."""
+        if self._founded:
+            raise SyncError(422, "this shard has an anchor already", "found a run on new shards")
+        for part in self._fragments:
+            part.live.anchor.zero_()
+            self._publish(part)
+        self._founded = True
+
+    def new_state(self) -> dict[str, dict[str, Array]]:
+        """Outer state as it is before the first step, by state and tensor, for `load`."""
+        return {
+            state: {name: np.full(place.spec.shape, initial, np.float32) for name, place in self._tensors.items()}
+            for state, initial in zip(self.recipe.state_names, self.recipe.initials, strict=True)
+        }
 
     def load(
         self,
@@ -222,6 +263,7 @@ class AnchorShard:
         for part in self._fragments:
             part.version, part.open, part.last = versions[part.index], None, None
             part.past.clear()
+            self._begin_average(part)
             self._publish(part)
         self._founded = True
 
@@ -231,6 +273,15 @@ class AnchorShard:
         A tensor that lies in one fragment is a view, valid until the second next preparation of that fragment.
         """
         return {name: place.gather(_live_anchor) for name, place in self._tensors.items()}
+
+    @property
+    def averaged(self) -> bool:
+        """Whether what is published is an average of outer iterates, not the anchor."""
+        return any(self.recipe.average.count(part.version) > 0 for part in self._fragments)
+
+    def published_tensors(self) -> dict[str, Array]:
+        """What is evaluated and exported, as `tensors` gives the anchor."""
+        return self.state_tensors(AVERAGE) if self.averaged else self.tensors()
 
     def state_tensors(self, name: str) -> dict[str, Array]:
         """One committed state of the optimiser, as `tensors` gives the anchor.
@@ -246,6 +297,8 @@ class AnchorShard:
     def payload(self, fragment: int) -> Bytes:
         """The committed anchor of a fragment, the very bytes that were sent to all islands when it was committed.
 
+        Where only a selection was sent, the whole anchor all the same: those who ask are behind.
+
         Returns:
           uint8 [n], a read-only view, valid until the second next preparation of that fragment.
 
@@ -253,9 +306,9 @@ class AnchorShard:
           SyncError: RD-422, there is no anchor yet.
         """
         part = self._fragment(fragment)
-        if part.live.selected is not None:
-            self._publish(part)
-        return self._sealed(part.live)
+        sent = self._sealed(part.live)
+        # Who asks for the last preparation again shall get what was sent, a selection.
+        return sent if part.live.selected is None else self._encode(part)
 
     def published(self, fragment: int) -> Bytes:
         """What is evaluated and exported of a fragment: the anchor itself, or the average of outer iterates.
@@ -269,7 +322,9 @@ class AnchorShard:
         if not (averaged or self.recipe.lookahead or self._draw):
             return payload
         meta = Meta("anchor", {fragment: part.version})
-        writer = self._published.setdefault(fragment, Writer(Fp32(), part.ranges, meta))
+        if fragment not in self._published:
+            self._published[fragment] = Writer(Fp32(), part.ranges, meta)
+        writer = self._published[fragment]
         values = part.live.state[self.recipe.state_names.index(AVERAGE)] if averaged else part.live.anchor
         _write(writer, values, meta)
         return writer.seal(meta)
@@ -278,9 +333,22 @@ class AnchorShard:
         """Sets elements of the committed anchor to those of a slower channel's new anchor; its version stays.
 
         So a faster channel does not count the slower one's movement as its own (../shared/algorithms.md §10.6).
+
+        Raises:
+          SyncError: RD-401 to RD-412, payloads that cannot be used; RD-422, there is no anchor yet; RD-423, a
+            preparation is open, which began at the anchor as it was.
         """
         part = self._fragment(fragment)
-        sources = [(payload, payload.header.ranges) for payload in map(open_payload, arrays)]
+        self._sealed(part.live)
+        if part.open is not None:
+            what = f"fragment {fragment} has the open preparation {part.open.key!r} and cannot be rewritten"
+            raise SyncError(423, what, "commit or abort the open one")
+        opened = [open_payload(array) for array in arrays]
+        for payload in opened:
+            require_purpose(payload, "anchor")
+            _require_whole(payload)
+            payload.verify()
+        sources = [(payload, payload.header.ranges) for payload in opened]
         scratch = self._scratch(1)[0][0]
         for _, _, inside in in_chunks(pieces(part.ranges, sources, "anchors", partial=True), part.numel):
             for piece in inside:
@@ -301,7 +369,10 @@ class AnchorShard:
         part = self._fragment(fragment)
         offers = check_offers(contributions, fragment, part.ranges, part.version, self.recipe.max_age)
         with quiet():
-            return self._outer_step(part, offers, [1.0] * len(offers), (), 0, None).gram(self.recipe.rule.extras)
+            try:
+                return self._outer_step(part, offers, [1.0] * len(offers), (), 0, None).gram(self.recipe.rule.extras)
+            except NotFinite as bad:
+                raise not_finite(offers, bad.received) from None
 
     def prepare(
         self,
@@ -335,7 +406,8 @@ class AnchorShard:
         Raises:
           BadContribution: one of RD-401 to RD-412, with the island's name; the round can be prepared without it.
           SyncError: RD-413, all weights are 0; RD-422, there is no anchor yet; RD-423, another preparation is open;
-            RD-417, the step makes the anchor infinite.
+            RD-417, the step makes the anchor infinite; RD-431, too few contributions for the merge rule.
+          ValueError: no `scale`, but the rule needs factors that were found over the whole model.
         """
         part = self._fragment(fragment)
         for known, side in ((part.open, part.spare), (part.last, part.live)):
@@ -350,14 +422,17 @@ class AnchorShard:
         meta = Meta("anchor", {fragment: version})
         with quiet():
             if idle:
-                norms = self._stay(part, meta)
+                norms = self._stay(part, lr, meta)
             else:
+                if scale is None and self.recipe.rule.needs_whole_vector:
+                    raise ValueError(f"{self.recipe.merge} needs factors over the whole model; see `gram`")
                 weights = factors([offer.weight for offer in offers]) if scale is None else scale
+                require_enough(self.recipe.merge, len(offers), self.recipe.settings)
                 norms = self._move(part, offers, weights, neighbours, own, lr, meta)
         if not math.isfinite(norms.update + norms.anchor):
             what = f"the outer step of fragment {fragment} gives an anchor of squared norm {norms.anchor}"
             raise SyncError(417, what, "lower outer.lr or outer.momentum")
-        writer = part.spare.selected or part.spare.writer
+        writer = part.spare.writer if part.spare.selected is None else part.spare.selected.writer
         part.spare.payload = payload = writer.seal(meta)
         part.open = Prepared(
             key=key,
@@ -403,9 +478,10 @@ class AnchorShard:
         return any(part.last is not None and part.last.key == key for part in self._fragments)
 
     def _fragment(self, fragment: int) -> _Fragment:
-        if not 0 <= fragment < len(self._fragments):
+        first = self._fragments[0].index
+        if not 0 <= fragment - first < len(self._fragments):
             raise SyncError(421, f"there is no fragment {fragment} of {len(self._fragments)}", "use a smaller number")
-        return self._fragments[fragment]
+        return self._fragments[fragment - first]
 
     def _sealed(self, side: _Side) -> Bytes:
         if not self._founded or side.payload is None:
@@ -427,13 +503,19 @@ class AnchorShard:
             memory = torch.empty(part.numel) if oldest is None else oldest
             part.past[part.version] = memory.copy_(part.live.anchor)
 
-    def _stay(self, part: _Fragment, meta: Meta) -> Norms:
+    def _stay(self, part: _Fragment, lr: float | None, meta: Meta) -> Norms:
         live, spare = part.live, part.spare
         spare.anchor.copy_(live.anchor)
         for before, after in zip(live.state, spare.state, strict=True):
             after.copy_(before)
-        _write(spare.writer, spare.anchor, meta)
-        return Norms(anchor=squared_norm(spare.anchor))
+        self._average(part)
+        if self._draw is not None:
+            spare.selected = selected = self._select(part)
+            selected.anchor.copy_(spare.anchor[selected.at])
+            _write(selected.writer, selected.anchor, meta)
+        else:
+            _write(spare.writer, self._sent(spare, self.recipe.lr(part.version, lr)), meta)
+        return Norms(anchor=_squared_norm(spare.anchor))
 
     def _move(
         self,
@@ -452,6 +534,7 @@ class AnchorShard:
         for payloads in opened:
             for payload in payloads:
                 require_purpose(payload, "anchor")
+                _require_whole(payload)
             found = pieces(part.ranges, [(payload, payload.header.ranges) for payload in payloads], "neighbour")
             around.append(Message(found, part.numel))
         step = self._outer_step(part, offers, weights, around, own, lr)
@@ -459,8 +542,7 @@ class AnchorShard:
             norms = step.run()
         except NotFinite as bad:
             raise not_finite(offers, bad.received) from None
-        self._spread(part)
-        return norms
+        return norms if self._draw is None else replace(norms, anchor=self._spread(part))
 
     def _outer_step(
         self,
@@ -473,27 +555,27 @@ class AnchorShard:
     ) -> OuterStep:
         recipe, live, spare = self.recipe, part.live, part.spare
         rooms = self._scratch(len(offers) + len(around) + 1)
+        bases = [self._base_of(part, offer) for offer in offers]
         if self._draw is not None:
-            return self._selected_step(part, offers, weights, lr, self._draw.of(part.version))
-        arrays = Arrays(live.anchor, live.state, spare.anchor, spare.state, spare.writer.put)
-        whole_tensors = bool(offers) and not offers[0].payloads[0].dense if offers and offers[0].payloads else False
-        if whole_tensors and recipe.rule.combine is not MERGES["mean"].combine and recipe.rule.scope == "element":
-            combine = recipe.rule.bind(recipe.settings)
-            delta = merged_coefficients(offers, weights, part.ranges, part.numel, combine)
-            return OuterStep(recipe, arrays, part.version, weights, (), delta=delta, lr=lr, rooms=rooms)
-        return OuterStep(
+            return self._selected_step(part, offers, weights, bases, around, own, lr)
+        step = partial(
+            OuterStep,
             recipe,
-            arrays,
+            Arrays(live.anchor, live.state, spare.anchor, spare.state, spare.writer.put),
             part.version,
             weights,
-            [source_of(offer, part.ranges, part.numel) for offer in offers],
-            bases=[self._base_of(part, offer) for offer in offers],
             neighbours=around,
             own=own,
             spans=part.spans,
             lr=lr,
             rooms=rooms,
         )
+        # Who sent a coefficient cannot be seen any more in elements, nor after a correction, which is not sparse.
+        corrected = recipe.direction is not None or any(base is not None for base in bases)
+        if recipe.rule.combine is mean_over_senders and not corrected and transform_of(offers) is not None:
+            delta = merged_coefficients(offers, weights, part.ranges, part.numel, mean_over_senders)
+            return step((), delta=delta)
+        return step([source_of(offer, part.ranges, part.numel) for offer in offers], bases=bases)
 
     def _base_of(self, part: _Fragment, offer: Offer) -> torch.Tensor | None:
         """The anchor that a contribution was measured from, if it is to be measured anew."""
@@ -505,51 +587,96 @@ class AnchorShard:
         return part.past[offer.base_version]
 
     def _selected_step(
-        self, part: _Fragment, offers: Sequence[Offer], weights: Sequence[float], lr: float | None, selection: Selection
+        self,
+        part: _Fragment,
+        offers: Sequence[Offer],
+        weights: Sequence[float],
+        bases: Sequence[torch.Tensor | None],
+        around: Sequence[Source],
+        own: int,
+        lr: float | None,
     ) -> OuterStep:
         """A step of the selected elements alone; the others stay."""
-        live, spare = part.live, part.spare
+        live = part.live
+        part.spare.selected = selected = self._select(part)
+        at, state = selected.at, tuple(one[selected.at] for one in live.state)
+        selection = self._selection(part)
         positions = selection.positions(part.ranges)
-        at = torch.from_numpy(selection.packed(part.ranges))
-        spare.selected = Writer(
-            self._codec, part.ranges, Meta("anchor", {part.index: part.version + 1}), selection, numel=len(positions)
+        return OuterStep(
+            self.recipe,
+            Arrays(live.anchor[at], state, selected.anchor, selected.state, selected.writer.put),
+            part.version,
+            weights,
+            [selected_source(offer, selection, positions) for offer in offers],
+            bases=[None if base is None else base[at] for base in bases],
+            neighbours=[picked(source, part.numel, at) for source in around],
+            own=own,
+            lr=lr,
+            rooms=self._scratch(len(offers) + len(around) + 1),
         )
-        state = tuple(one[at] for one in live.state)
-        self._chosen = (at, torch.empty(len(positions)), tuple(map(torch.empty_like, state)))
-        arrays = Arrays(live.anchor[at], state, self._chosen[1], self._chosen[2], spare.selected.put)
-        sources = [selected_source(offer, selection, positions) for offer in offers]
-        rooms = self._scratch(len(offers) + 1)
-        return OuterStep(self.recipe, arrays, part.version, weights, sources, lr=lr, rooms=rooms)
 
-    def _spread(self, part: _Fragment) -> None:
-        """Puts stepped elements of a selection into the spare side, beside what stayed."""
+    def _selection(self, part: _Fragment) -> Selection:
+        """What travels in the round that moves the live anchor."""
         if self._draw is None:
-            return
-        at, anchor, state = self._chosen
+            raise ValueError("all elements travel")
+        return self._draw.of(part.version)
+
+    def _select(self, part: _Fragment) -> _Selected:
+        """Room for the selected elements of a round."""
+        selection = self._selection(part)
+        at = torch.from_numpy(selection.packed(part.ranges))
+        meta = Meta("anchor", {part.index: part.version + 1})
+        writer = Writer(self._codec, part.ranges, meta, selection, numel=len(at))
+        return _Selected(at, writer, torch.empty(len(at)), tuple(torch.empty(len(at)) for _ in part.live.state))
+
+    def _spread(self, part: _Fragment) -> float:
+        """Puts stepped elements of a selection beside what stayed, into the spare side; squared norm of its anchor."""
+        live, spare, selected = part.live, part.spare, part.spare.selected
+        if selected is None:
+            raise ValueError("all elements travel")
         for before, after, moved in zip(
-            (part.live.anchor, *part.live.state), (part.spare.anchor, *part.spare.state), (anchor, *state), strict=True
+            (live.anchor, *live.state), (spare.anchor, *spare.state), (selected.anchor, *selected.state), strict=True
         ):
             after.copy_(before)
-            after[at] = moved
+            after[selected.at] = moved
+        self._average(part)
+        return _squared_norm(spare.anchor)
+
+    def _average(self, part: _Fragment) -> None:
+        """Takes the whole spare anchor into the average, where no step has."""
+        if self.recipe.average.kind != "none":
+            k = self.recipe.state_names.index(AVERAGE)
+            before, after = part.live.state[k], part.spare.state[k]
+            self.recipe.take_average(before, after, part.spare.anchor, part.version + 1)
+
+    def _begin_average(self, part: _Fragment) -> None:
+        """Before anchors are averaged, the average is the anchor itself."""
+        if self.recipe.average.kind != "none" and not self.recipe.average.count(part.version):
+            part.live.state[self.recipe.state_names.index(AVERAGE)].copy_(part.live.anchor)
+
+    def _sent(self, side: _Side, lr: float | None) -> torch.Tensor:
+        """What islands get of a side: its anchor, or where its momentum takes it."""
+        if not self.recipe.lookahead:
+            return side.anchor
+        optimizer, ahead = self.recipe.optimizer, torch.empty_like(side.anchor)
+        optimizer.lookahead(side.anchor, side.state[: len(optimizer.state_names)], ahead, lr)
+        return ahead
 
     def _publish(self, part: _Fragment) -> None:
-        """Encodes the live anchor as it is."""
+        """Makes the live anchor, as it is, what was sent last."""
+        part.live.payload = self._encode(part)
+        part.live.selected = None
+
+    def _encode(self, part: _Fragment) -> Bytes:
+        """Encodes the whole live anchor as it is."""
         meta = Meta("anchor", {part.index: part.version})
-        values = part.live.anchor
-        if self.recipe.lookahead:
-            values = torch.empty_like(values)
-            own = len(self.recipe.optimizer.state_names)
-            self.recipe.optimizer.lookahead(part.live.anchor, part.live.state[:own], values, self._rate(part))
-        square = _write(part.live.writer, values, meta)
+        # The learning rate of the step that made it.
+        lr = self.recipe.lr(max(part.version - 1, 0), None)
+        square = _write(part.live.writer, self._sent(part.live, lr), meta)
         if not math.isfinite(square):
             what = f"the anchor of fragment {part.index} has squared norm {square}"
             raise SyncError(417, what, "start from parameters that are finite")
-        part.live.selected = None
-        part.live.payload = part.live.writer.seal(meta)
-
-    def _rate(self, part: _Fragment) -> float | None:
-        """The learning rate of the step that made the live anchor."""
-        return self.recipe.lr(max(part.version - 1, 0), None)
+        return part.live.writer.seal(meta)
 
 
 def _live_anchor(part: _Fragment) -> torch.Tensor:
@@ -569,6 +696,17 @@ def _write(writer: Writer, values: torch.Tensor, meta: Meta) -> float:
             square += squared_norm(values[start : start + CHUNK])
             writer.put(start, values[start : start + CHUNK])
     return square
+
+
+def _squared_norm(values: torch.Tensor) -> float:
+    return math.fsum(squared_norm(values[start : start + CHUNK]) for start in range(0, values.numel(), CHUNK))
+
+
+def _require_whole(payload: Payload) -> None:
+    """Raises RD-412 if a payload does not simply have the elements of its ranges."""
+    if payload.header.selection is not None or not payload.dense:
+        what = f"an {payload.header.meta.purpose} payload has a selection or codes of whole tensors"
+        raise SyncError(412, what, "send all elements, each by itself")
 
 
 def _spans(layout: Layout, ranges: Ranges, recipe: Recipe) -> tuple[Span, ...]:

@@ -18,7 +18,7 @@ import torch
 from ray_diloco.errors import SyncError
 from ray_diloco.outer import chunks
 from ray_diloco.outer.chunks import Piece, in_chunks
-from ray_diloco.outer.contribution import Offer, blamed
+from ray_diloco.outer.contribution import Offer, blamed, not_finite
 from ray_diloco.outer.layout import Ranges, overlaps
 from ray_diloco.outer.merge import Combine
 from ray_diloco.outer.payload import Payload, gather
@@ -76,8 +76,12 @@ def source_of(offer: Offer, ranges: Ranges, numel: int) -> Source:
       ranges: elements of the fragment here; `numel` of them.
 
     Raises:
-      BadContribution: its payload is damaged.
+      BadContribution: RD-405 its payload is damaged; RD-412 it holds a selection, or tensors that are not those here.
     """
+    for payload in offer.payloads:
+        if payload.header.selection is not None:
+            error = SyncError(412, "a selection of elements where all are wanted", "run one configuration")
+            raise blamed(offer.island, error)
     if all(payload.dense for payload in offer.payloads):
         return Message(offer.pieces, numel, offer.island)
     values = torch.zeros(numel)
@@ -100,17 +104,22 @@ def merged_coefficients(
       fp32 [numel].
 
     Raises:
-      BadContribution: a payload is damaged, or of tensors that are cut in another way than the first island's.
+      BadContribution: RD-405 a payload is damaged, RD-411 not finite, RD-412 of another transform or of tensors that
+        are cut in another way than the first island's.
     """
     tensors: list[list[tuple[int, Shape]]] = []
     domain = []
-    codec: Dct | None = None
+    codec = transform_of(offers)
     for offer in offers:
+        if not all(_same_transform(payload, codec) for payload in offer.payloads):
+            error = SyncError(412, "elements in another codec than the first island's", "run one configuration")
+            raise blamed(offer.island, error)
         values = torch.zeros(numel)
         found: list[tuple[int, Shape]] = []
 
         _each_tensor(offer, ranges, values, partial(_coefficients, found))
-        codec = codec or offer.payloads[0].shaped_codec  # type: ignore[assignment]
+        if not math.isfinite(chunks.squared_norm(values)):
+            raise not_finite([offer], [values])
         tensors.append(sorted(found))
         domain.append(values)
         if tensors[-1] != tensors[0]:
@@ -122,6 +131,13 @@ def merged_coefficients(
         part = merged[at : at + math.prod(shape)]
         codec.inverse(part.clone(), shape, part)  # type: ignore[union-attr]
     return merged
+
+
+def transform_of(offers: Sequence[Offer]) -> Dct | None:
+    """The cosine transform by which the first island sent tensors; None if it used another codec."""
+    payloads = offers[0].payloads if offers else ()
+    codec = None if not payloads or payloads[0].dense else payloads[0].shaped_codec
+    return codec if isinstance(codec, Dct) else None
 
 
 def selected_source(offer: Offer, selection: Selection, positions: Positions) -> Source:
@@ -145,6 +161,21 @@ def selected_source(offer: Offer, selection: Selection, positions: Positions) ->
     return Decoded(values)
 
 
+def _same_transform(payload: Payload, codec: Dct | None) -> bool:
+    """Whether a payload has coefficients of the same tiles; how many of them may differ."""
+    if payload.dense or codec is None or not isinstance(payload.shaped_codec, Dct):
+        return False
+    return payload.shaped_codec.params["block"] == codec.params["block"]
+
+
+def picked(source: Source, numel: int, at: torch.Tensor) -> Source:
+    """The elements at some positions of a vector of `numel` elements."""
+    values, scratch = torch.empty(numel), (torch.empty(chunks.CHUNK), torch.empty(chunks.CHUNK))
+    for k, start in enumerate(range(0, numel, chunks.CHUNK)):
+        values[start : start + chunks.CHUNK] = source.chunk(k, scratch)
+    return Decoded(values[at])
+
+
 _Decode = Callable[[Payload, Shape, torch.Tensor, torch.Tensor, int], None]
 
 
@@ -161,8 +192,13 @@ def _each_tensor(offer: Offer, ranges: Ranges, values: torch.Tensor, decode: _De
     for payload in offer.payloads:
         places = overlaps(payload.header.ranges, ranges)
         try:
+            if payload.dense:
+                raise SyncError(412, "elements beside whole tensors", "run one configuration")
             for at, shape, data, nonce in payload.read_tensors():
-                position = next(there + at - here for here, there, n in places if here <= at < here + n)
-                decode(payload, shape, data, values[position : position + math.prod(shape)], nonce)
+                numel = math.prod(shape)
+                position = [there + at - here for here, there, n in places if here <= at and at + numel <= here + n]
+                if not position:
+                    raise SyncError(412, f"a tensor {shape} that is not one of the anchor's", "run one configuration")
+                decode(payload, shape, data, values[position[0] : position[0] + numel], nonce)
         except SyncError as error:
             raise blamed(offer.island, error) from None

@@ -21,7 +21,7 @@ from ray_diloco.outer import chunks
 from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.chunks import squared_norm
 from ray_diloco.outer.codec import Codec
-from ray_diloco.outer.merge import Merge, MergeSettings, add_gram, consensus_factors, factors_of, merge_rule
+from ray_diloco.outer.merge import Merge, MergeSettings, add_gram, consensus_factors, factors_of, is_plain, merge_rule
 from ray_diloco.outer.optimizer import OuterOptimizer
 from ray_diloco.outer.rate import OuterRate
 from ray_diloco.outer.sources import Scratch, Source
@@ -29,6 +29,8 @@ from ray_diloco.outer.stale import DirectionSettings, direction_factors
 
 # Names of the states that a recipe may add to those of its optimiser.
 MERGED, AVERAGE = "merged", "average"
+# A sum of factors closer to one than this is one: they are rounded to fp32.
+UNNORMALISED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Recipe:
         own = self.optimizer.initials
         return (*own, *(0.0 for _ in self.state_names[len(own) :]))
 
+    def take_average(self, before: torch.Tensor, after: torch.Tensor, anchor: torch.Tensor, version: int) -> None:
+        """The average of iterates with the anchor of a version; that anchor itself as long as there is none."""
+        after.copy_(before if self.average.count(version) > 1 else anchor)
+        if self.average.count(version) > 1:
+            self.average.update(after, anchor, version)
+
     def lr(self, version: int, lr: float | None) -> float | None:
         """The rate of the step that moves an anchor which has moved `version` times; None: the optimiser's own."""
         factor = self.rate.factor(version)
@@ -108,7 +116,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of `Δ`, of the movement and of the new anchor."""
+    """Squared norms of `Δ` without the neighbours' pull, of the movement and of the new anchor."""
 
     delta: float = 0.0
     update: float = 0.0
@@ -116,7 +124,7 @@ class Norms:
 
 
 class NotFinite(Exception):
-    """The merged gradient of a chunk is not finite; `received` are the contributions to it."""
+    """A contribution to a chunk, or what they give together, is not finite; `received` are the contributions."""
 
     def __init__(self, received: Sequence[torch.Tensor]) -> None:
         super().__init__("not finite")
@@ -161,6 +169,12 @@ class OuterStep:
         self._bases = list(bases) or [None] * len(sources)
         self._neighbours, self._own, self._delta = neighbours, own, delta
         self._lr = recipe.lr(version, lr)
+        rule, whole = recipe.rule, math.fsum(self._factors[: len(sources)])
+        # Rules that drop, choose or recode may hide what is not finite in one contribution.
+        self._screens = rule.needs_individuals or recipe.recode is not None
+        # Factors that do not sum to one scale what a rule finds that normalises its weights or reads none.
+        self._scale = whole if abs(whole - 1) > UNNORMALISED else 1.0
+        self._unweighted = rule.scope == "element" and not rule.reads_weights
         self._combine = recipe.rule.bind(recipe.settings)
         self._names = recipe.state_names
         count = len(sources) + len(neighbours) + 1
@@ -189,11 +203,17 @@ class OuterStep:
         return Norms(delta_norm, update_norm, anchor_norm)
 
     def gram(self, extras: Sequence[str]) -> np.ndarray:
-        """Inner products of the contributions and of extra vectors over this fragment: float64 [K+E, K+E]."""
+        """Inner products of the contributions and of extra vectors over this fragment: float64 [K+E, K+E].
+
+        Raises:
+          NotFinite: a contribution is not finite.
+        """
         size = len(self._sources) + len(extras)
         gram = np.zeros((size, size))
         for k, start, stop in self._chunks():
-            add_gram(gram, [*self._corrected(k, start, stop), *self._extras(start, stop, extras)])
+            received = self._corrected(k, start, stop)
+            _screen(received)
+            add_gram(gram, [*received, *self._extras(start, stop, extras)])
         return gram
 
     def _chunks(self) -> Iterator[tuple[int, int, int]]:
@@ -255,7 +275,13 @@ class OuterStep:
             found = self._corrected(k, start, stop)
             for span, inside in self._inside(start, stop):
                 add_gram(grams[span.name], [values[inside] for values in found])
-        return {name: factors_of(rule, gram, self._factors, settings, name) for name, gram in grams.items()}
+        factors = {name: factors_of(rule, gram, self._factors, settings, name) for name, gram in grams.items()}
+        if self._scale == 1.0:
+            return factors
+        return {
+            name: of_one if is_plain(name, settings) else [self._scale * factor for factor in of_one]
+            for name, of_one in factors.items()
+        }
 
     def _merged(self, k: int, start: int, stop: int) -> tuple[torch.Tensor, float]:
         """`Δ` of a chunk and its squared norm."""
@@ -265,19 +291,25 @@ class OuterStep:
             delta.copy_(self._delta[start:stop])
         else:
             received = self._corrected(k, start, stop)
+            if self._screens:
+                _screen(received)
             vectors = [*received, *self._extras(start, stop, self._recipe.rule.extras)]
             if self._recipe.recode is not None:
-                _hop_by_hop(self._recipe.recode, received, self._factors, delta)
+                nonce = (self._version << 32) + k * len(received)
+                _hop_by_hop(self._recipe.recode, received, self._factors, delta, nonce)
             elif self._merges:
                 for span, inside in self._inside(start, stop):
                     self._combine([values[inside] for values in vectors], self._merges[span.name], delta[inside])
             else:
                 self._combine(vectors, self._factors, delta)
-        if self._recipe.consensus and len(self._neighbours) > 1:
-            self._pull(k, delta)
+                if self._unweighted and self._scale != 1.0:
+                    delta.mul_(self._scale)
         square = squared_norm(delta)
         if not math.isfinite(square):
-            raise NotFinite(received or [delta])
+            raise NotFinite(received)
+        # After the check, as no contribution is to blame for what a neighbour's anchor does.
+        if self._recipe.consensus and len(self._neighbours) > 1:
+            self._pull(k, delta)
         return delta, square
 
     def _pull(self, k: int, delta: torch.Tensor) -> None:
@@ -298,8 +330,7 @@ class OuterStep:
             if name == MERGED:
                 after.copy_(delta)
             else:
-                after.copy_(before)
-                self._recipe.average.update(after, moved, self._version + 1)
+                self._recipe.take_average(before, after, moved, self._version + 1)
         if self._recipe.lookahead:
             ahead = self._ahead[: stop - start]
             optimizer.lookahead(moved, state_out[:own], ahead, self._lr)
@@ -310,13 +341,21 @@ class OuterStep:
         return squared_norm(torch.sub(moved, anchor, out=delta)), anchor_norm
 
 
-def _hop_by_hop(codec: Codec, received: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor) -> None:
+def _screen(received: Sequence[torch.Tensor]) -> None:
+    """Raises NotFinite if one of the contributions to a chunk is not finite, or too large for fp32 to square."""
+    if not all(math.isfinite(squared_norm(values)) for values in received):
+        raise NotFinite(received)
+
+
+def _hop_by_hop(
+    codec: Codec, received: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor, nonce: int
+) -> None:
     """The weighted sum as a ring makes it: every hop adds its own and encodes what it hands on."""
     wire = torch.empty(codec.nbytes(out.numel()), dtype=torch.uint8)
     torch.mul(received[0], factors[0], out=out)
-    for values, factor in zip(received[1:], factors[1:], strict=True):
-        codec.encode(out, wire)
-        codec.decode(wire, out)
+    for hop, (values, factor) in enumerate(zip(received[1:], factors[1:], strict=True)):
+        codec.encode(out, wire, nonce + hop)
+        codec.decode(wire, out, nonce + hop)
         out.add_(values, alpha=factor)
 
 
