@@ -40,7 +40,7 @@ def check(config: Config) -> list[str]:
 
     Raises:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
-        114–121 and 132–146 combinations; see docs/errors.md.
+        114–121 and 132–147 combinations; see docs/errors.md.
     """
     _check_tables(config)
     for name, channel in config.channels.items():

@@ -28,7 +28,7 @@ def check_combinations(config: Config) -> None:
     """Refuses blocks that do not go together.
 
     Raises:
-      ConfigError: 132–146; see docs/errors.md.
+      ConfigError: 132–147; see docs/errors.md.
     """
     for rule in RULES:
         for refusal in rule(config):
@@ -181,6 +181,25 @@ def _ring(config: Config, row: Row) -> Refusals:
         yield ConfigError(
             134,
             f"{setting} needs each island's contribution, but in topology.kind=ring only sums travel",
+            "set topology.kind=star",
+        )
+
+
+def _relays(config: Config, row: Row) -> Refusals:
+    """A region sends one plain mean, measured from one version and coded once more, by elements."""
+    if config.topology.kind != "hierarchy":
+        return
+    up = row.codec.up.kind
+    single = {
+        f"{row.at}codec.up.kind={up}": CODEC_TRAITS[up].whole_tensors,
+        f"{row.at}merge.kind={row.merge.kind}": row.merge.kind == "mean_over_senders",
+        "quorum.late=carry": config.quorum.late == "carry",
+        "stale.direction=true": config.stale.direction,
+    }
+    for setting in (setting for setting, is_set in single.items() if is_set):
+        yield ConfigError(
+            147,
+            f"{setting} needs each island's contribution, but in topology.kind=hierarchy a region sends one mean",
             "set topology.kind=star",
         )
 
@@ -342,5 +361,5 @@ RULES: tuple[Callable[[Config], Refusals], ...] = (
     _alone, _anchors, _immediate, _corrections, _work, _eager,
 )  # fmt: skip
 ROW_RULES: tuple[Callable[[Config, Row], Refusals], ...] = (
-    _ring, _enough, _scope, _down, _parameters, _scattered, _turns, _buffer, _momentum,
+    _ring, _relays, _enough, _scope, _down, _parameters, _scattered, _turns, _buffer, _momentum,
 )  # fmt: skip

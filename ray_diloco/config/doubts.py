@@ -113,6 +113,15 @@ def _rough(config: Config, row: Row) -> Iterator[str]:
         )
 
 
+def _relayed(config: Config, row: Row) -> Iterator[str]:
+    up = row.codec.up.kind
+    if config.topology.kind == "hierarchy" and CODEC_TRAITS[up].needs_feedback:
+        yield (
+            f"{row.at}codec.up.kind={up} with topology.kind=hierarchy: a region's mean is coded once more, and what "
+            "that leaves out is lost, with feedback or without. Take a codec of every element, such as int8 or int4."
+        )
+
+
 def _outvoted(config: Config, row: Row) -> Iterator[str]:
     traits = MERGE_TRAITS[row.merge.kind]
     by_element = traits.robust and (traits.scope == "element" or row.merge.kind == "bulyan")
@@ -152,5 +161,5 @@ def _unscaled(config: Config, row: Row) -> Iterator[str]:
 
 DOUBTS: tuple[Callable[[Config], Iterator[str]], ...] = (_compounding, _buffered, _raw, _proximal, _fresh, _claims)
 ROW_DOUBTS: tuple[Callable[[Config, Row], Iterator[str]], ...] = (
-    _late, _mixed, _kept, _rough, _outvoted, _crowded, _trembling, _unscaled,
+    _late, _mixed, _kept, _rough, _relayed, _outvoted, _crowded, _trembling, _unscaled,
 )  # fmt: skip

@@ -137,6 +137,18 @@ REFUSED = {
     "a direction to compare with that there is not": (
         145, ["stale.direction=true", "outer.kind=adamw"], "stale.direction=true", "ema_nesterov",
     ),
+    "tensors with their shape in a hierarchy": (
+        147, ["topology.kind=hierarchy", "codec.up.kind=dct"], "codec.up.kind=dct", "topology.kind=star",
+    ),
+    "senders counted in a hierarchy": (
+        147, ["topology.kind=hierarchy", "merge.kind=mean_over_senders"], "mean_over_senders", "topology.kind=star",
+    ),
+    "ages mixed in a hierarchy": (
+        147, ["topology.kind=hierarchy", "quorum.late=carry"], "quorum.late=carry", "topology.kind=star",
+    ),
+    "islands turned in a hierarchy": (
+        147, ["topology.kind=hierarchy", "stale.direction=true"], "stale.direction=true", "topology.kind=star",
+    ),
     "own shares of what has no shares": (
         146, [*EAGER, "merge.kind=median"], "merge.kind=median", "merge.kind=mean",
     ),

@@ -26,6 +26,9 @@ WARNED = {
         ["channels.fast.codec.up.kind=2bit"],
         "channels.fast.codec.up.kind=2bit", "channels.fast.codec.up.feedback=true",
     ),
+    "a mean whose loss nobody remembers": (
+        ["topology.kind=hierarchy", "codec.up.kind=2bit", "codec.up.feedback=true"], "coded once more", "int8",
+    ),
     "few senders outvoted": (
         ["merge.kind=median", "codec.up.kind=topk", "codec.up.feedback=true"], "merge.kind=median", "outlier",
     ),
