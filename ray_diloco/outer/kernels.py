@@ -5,8 +5,9 @@ One pass each over memory that stays in the cache, no temporaries of the tensor'
 addition, and a byte's parts come from parts of the unit that lie far apart, not from neighbours.  No `fastmath`: the
 same input gives the same bytes on every machine, and equals the plain numpy of `tests/outer/test_quantise.py`.
 
-Imported only when a codec that needs it is built, since numba takes a second.  All arrays are contiguous; `x` is fp32
-[n] and `out` uint8.  A kernel works unit by unit: the last one may be shorter.
+Imported only when a codec that needs it is built, since numba takes a second.  One file, as numba's cache on disk does
+not notice that a function of another file has changed.  All arrays are contiguous; `x` is fp32 [n] and `out` uint8.  A
+kernel works unit by unit: the last one may be shorter.
 """
 
 # numba infers the types.
@@ -530,13 +531,22 @@ def _if(condition, value):
 
 
 @_compile()
-def _sums2(x, b0, b1, b2):
-    """Sums of what lies between the borders, for four parts, float64 [4, LANES]; four rows are added in fp32 first."""
-    sums = np.zeros((4, LANES))
+def _pack2(x, b0, b1, b2, codes, sums):
+    """Packs the codes of a unit, and adds up in `sums`, float64 [4, LANES], what lies between the borders.
+
+    Of the four elements of a byte those between the same borders are added in fp32 first.
+
+    Returns:
+      Numbers of elements from each border on.
+    """
+    quarter = codes.size
     s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
-    whole = x.size // (4 * LANES) * (4 * LANES)
-    for i in range(0, whole, 4 * LANES):
-        r0, r1, r2, r3 = _rows(x, i)
+    n0, n1, n2 = np.int32(0), np.int32(0), np.int32(0)
+    whole = max(x.size - 3 * quarter, 0) // LANES * LANES
+    for i in range(0, whole, LANES):
+        r0, r1 = x[i : i + LANES], x[quarter + i : quarter + i + LANES]
+        r2, r3 = x[2 * quarter + i : 2 * quarter + i + LANES], x[3 * quarter + i : 3 * quarter + i + LANES]
+        packed = codes[i : i + LANES]
         for j in range(LANES):
             u, v, w, z = r0[j], r1[j], r2[j], r3[j]
             u0, v0, w0, z0 = u >= b0, v >= b0, w >= b0, z >= b0
@@ -546,9 +556,21 @@ def _sums2(x, b0, b1, b2):
             s1[j] += np.float64((_if(u0 ^ u1, u) + _if(v0 ^ v1, v)) + (_if(w0 ^ w1, w) + _if(z0 ^ z1, z)))
             s2[j] += np.float64((_if(u1 ^ u2, u) + _if(v1 ^ v2, v)) + (_if(w1 ^ w2, w) + _if(z1 ^ z2, z)))
             s3[j] += np.float64((_if(u2, u) + _if(v2, v)) + (_if(w2, w) + _if(z2, z)))
-    for i in range(whole, x.size):
-        sums[_code2(x[i], b0, b1, b2), i % LANES] += np.float64(x[i])
-    return sums
+        for j in range(LANES):
+            u, v, w, z = r0[j], r1[j], r2[j], r3[j]
+            low = _code2(u, b0, b1, b2) | (_code2(v, b0, b1, b2) << 2)
+            packed[j] = np.uint8(low | (_code2(w, b0, b1, b2) << 4) | (_code2(z, b0, b1, b2) << 6))
+    codes[whole:] = 0
+    for part in range(4):
+        for i in range(part * quarter + whole, min((part + 1) * quarter, x.size)):
+            code = _code2(x[i], b0, b1, b2)
+            codes[i - part * quarter] |= np.uint8(code << (2 * part))
+            sums[code, (i - part * quarter) % LANES] += np.float64(x[i])
+    for i in range(x.size):
+        n0 = np.int32(n0 + np.int32(x[i] >= b0))
+        n1 = np.int32(n1 + np.int32(x[i] >= b1))
+        n2 = np.int32(n2 + np.int32(x[i] >= b2))
+    return n0, n1, n2
 
 
 @_compile()
@@ -559,7 +581,7 @@ def _mean(lanes, count, n):
 @_compile()
 def two_bit_encode(x, unit, out, quantile):
     """Unit: codebook of 4 fp32, then bytes of four codes, elements i, i + q, i + 2q, i + 3q; q = ⌈n/4⌉."""
-    borders = np.empty(3, np.float32)
+    borders, sums = np.empty(3, np.float32), np.empty((4, LANES))
     at = 0
     for start in range(0, x.size, unit):
         block = x[start : min(start + unit, x.size)]
@@ -570,17 +592,8 @@ def two_bit_encode(x, unit, out, quantile):
         b0, b1, b2 = borders[0], borders[1], borders[2]
         quarter = (block.size + 3) // 4
         codes = out[at + 16 : at + 16 + quarter]
-        codes[:] = 0
-        # Numbers of elements from each border on.
-        n0, n1, n2 = np.int32(0), np.int32(0), np.int32(0)
-        for part in range(4):
-            values = block[part * quarter : min((part + 1) * quarter, block.size)]
-            for i in range(values.size):
-                n0 = np.int32(n0 + np.int32(values[i] >= b0))
-                n1 = np.int32(n1 + np.int32(values[i] >= b1))
-                n2 = np.int32(n2 + np.int32(values[i] >= b2))
-                codes[i] |= np.uint8(_code2(values[i], b0, b1, b2) << (2 * part))
-        sums = _sums2(block, b0, b1, b2)
+        sums[:] = 0.0
+        n0, n1, n2 = _pack2(block, b0, b1, b2, codes, sums)
         put_float(out, at, _mean(sums[0], block.size - n0, block.size))
         put_float(out, at + 4, _mean(sums[1], n0 - n1, block.size))
         put_float(out, at + 8, _mean(sums[2], n1 - n2, block.size))
@@ -692,8 +705,8 @@ def top_k(x, block, k, bits_of_index, out, values):
         chunk = x[row * block : (row + 1) * block]
         kept = values[row * k : (row + 1) * k]
         bits = chunk.view(np.int32)
-        # A limit that exactly k magnitudes reach, or else the largest one that more of them reach.  The search begins at
-        # the limit of the block before, walks until it has one on each side, and interpolates and bisects in turn.
+        # A limit that exactly k magnitudes reach, or else the largest one that more of them reach.  The search begins
+        # at the limit of the block before, walks until it has one on each side, and interpolates and bisects in turn.
         high = np.int64(largest_magnitude(bits)) + 1
         top, low = high, np.int64(0)
         reached, reached_high = block, 0
