@@ -171,7 +171,7 @@ class OuterStep:
         self._lr = recipe.lr(version, lr)
         rule, whole = recipe.rule, math.fsum(self._factors[: len(sources)])
         # Rules that drop, choose or recode may hide what is not finite in one contribution.
-        self._screens = rule.needs_individuals or recipe.recode is not None
+        self._screens = (rule.needs_individuals and rule.scope != "tensor") or recipe.recode is not None
         # Factors that do not sum to one scale what a rule finds that normalises its weights or reads none.
         self._scale = whole if abs(whole - 1) > UNNORMALISED else 1.0
         self._unweighted = rule.scope == "element" and not rule.reads_weights
@@ -262,6 +262,7 @@ class OuterStep:
         grams = {span.name: [np.zeros((2, 2)) for _ in self._sources] for span in self._spans}
         for k, start, stop in self._chunks():
             found = self._corrected(k, start, stop)
+            _screen(found)
             for span, inside in self._inside(start, stop):
                 momentum = self._momentum[start + inside.start : start + inside.stop]
                 for gram, values in zip(grams[span.name], found, strict=True):
@@ -273,6 +274,7 @@ class OuterStep:
         grams = {span.name: np.zeros((count, count)) for span in self._spans}
         for k, start, stop in self._chunks():
             found = self._corrected(k, start, stop)
+            _screen(found)
             for span, inside in self._inside(start, stop):
                 add_gram(grams[span.name], [values[inside] for values in found])
         factors = {name: factors_of(rule, gram, self._factors, settings, name) for name, gram in grams.items()}

@@ -81,7 +81,7 @@ def state_digest(kept, states=("momentum",)):
 class Island:
     """Ranks that each emit their part of one model; they hold it whole or only that part."""
 
-    def __init__(self, name, layout, parts, whole):
+    def __init__(self, name, layout, parts, whole, **settings):
         self.name = name
         self.layout = layout
         self.parts = parts
@@ -91,7 +91,7 @@ class Island:
             tensors = tuple(t.range for t in layout.tensors)
             held = tensors if whole else tuple(r for t in tensors for r in intersect((t,), part))
             slices = [Slice(r, memory[r.start : r.stop]) for r in held]
-            self.ranks.append(Exchange(layout, slices, part))
+            self.ranks.append(Exchange(layout, slices, part, **settings))
 
     def write(self, values):
         """Sets θ on all ranks; what a rank does not hold stays NaN."""
