@@ -34,9 +34,11 @@ _UP = np.float32(2.0**64)
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 # Sums run in this many lanes, element i in lane i mod LANES, and the lanes are added in order.
-LANES = 256
+LANES = 64
 # At most about this many elements of a unit are looked at to guess where a quantile lies.
 SAMPLE = 4096
+# The same for the borders of a codebook, which need not be exact: the means that they lead to are.
+BORDER_SAMPLE = 2048
 # So few candidates are searched instead of narrowed further, and so many elements are passed over together.
 FEW = 1024
 GROUP = 64
@@ -499,9 +501,9 @@ def bin_mean8_decode(data, unit, y, subtract):
 def quantile_borders(x, parts, borders):
     """Puts `parts` − 1 values between which the parts of x are about equally full.
 
-    Exact order statistics, of rank ⌊m j / parts⌋, of every `stride`-th element; of all for up to `SAMPLE` elements.
+    Exact order statistics, of rank ⌊m j / parts⌋, of every `stride`-th element; of all up to `BORDER_SAMPLE`.
     """
-    stride = x.size // SAMPLE | 1
+    stride = x.size // BORDER_SAMPLE | 1
     keys = np.empty((x.size + stride - 1) // stride, np.int32)
     bits = x.view(np.int32)
     for j in range(keys.size):

@@ -185,8 +185,8 @@ def two_bit(codebook: str = "quantile") -> Quantiser:
     """A codebook of 4, four codes a byte, d/4 + 16 bytes per unit of `UNIT`; an entry is the mean of its elements.
 
     Args:
-      codebook: quantile (borders are the quartiles of about `kernels.SAMPLE` elements spread over the unit, all of them
-        for as many or fewer) or bin_mean (four equal bins between mean − 3σ and mean + 3σ).
+      codebook: quantile (borders are the quartiles of about `kernels.BORDER_SAMPLE` elements spread over the unit, all
+        of them for as many or fewer) or bin_mean (four equal bins between mean − 3σ and mean + 3σ).
 
     Raises:
       SyncError: RD-404, no such codebook.

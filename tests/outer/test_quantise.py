@@ -10,7 +10,7 @@ from ray_diloco.outer.codec import codec_of
 from ray_diloco.outer.quantise import UNIT
 
 f32 = np.float32
-LANES = 256
+LANES = 64
 BOUNDED = st.floats(-(2.0**60), 2.0**60, width=32)
 vectors = st.lists(BOUNDED, min_size=1, max_size=70).map(lambda v: np.array(v, f32))
 
@@ -132,7 +132,7 @@ def bin_mean8_reference(values):
 def codebook_reference(values, bits, codebook):
     parts = 2**bits
     if codebook == "quantile":
-        stride = values.size // 4096 | 1
+        stride = values.size // 2048 | 1
         ordered = np.sort(values[::stride])
         borders = np.array([ordered[ordered.size * j // parts] for j in range(1, parts)])
     else:
@@ -354,7 +354,7 @@ def test_quantile_codebooks_fill_their_parts_equally():
         decoded = round_trip(codec_of(name, {"codebook": "quantile"}), normal(UNIT) ** 3)
         _, counts = np.unique(decoded, return_counts=True)
         assert counts.size == parts
-        assert np.abs(counts / UNIT - 1 / parts).max() < 0.03
+        assert np.abs(counts / UNIT - 1 / parts).max() < 0.05
 
 
 def test_two_bits_by_hand():
