@@ -533,6 +533,18 @@ def _if(condition, value):
 
 
 @_compile()
+def _sum_huge(x, borders, sums):
+    """Adds up again, in float64 throughout, where adding four numbers in fp32 first has left its range."""
+    if not np.isfinite(sums.sum()):
+        sums[:] = 0.0
+        for i in range(x.size):
+            code = 0
+            for border in borders:
+                code += 1 if x[i] >= border else 0
+            sums[code, 0] += np.float64(x[i])
+
+
+@_compile()
 def _pack2(x, b0, b1, b2, codes, sums):
     """Packs the codes of a unit, and adds up in `sums`, float64 [4, LANES], what lies between the borders.
 
@@ -596,6 +608,7 @@ def two_bit_encode(x, unit, out, quantile):
         codes = out[at + 16 : at + 16 + quarter]
         sums[:] = 0.0
         n0, n1, n2 = _pack2(block, b0, b1, b2, codes, sums)
+        _sum_huge(block, borders, sums)
         put_float(out, at, _mean(sums[0], block.size - n0, block.size))
         put_float(out, at + 4, _mean(sums[1], n0 - n1, block.size))
         put_float(out, at + 8, _mean(sums[2], n1 - n2, block.size))
@@ -625,7 +638,7 @@ def two_bit_decode(data, unit, y, subtract):
 
 @_compile()
 def _sums1(x, border):
-    """As `_sums2`, for what lies below a border, and for the rest."""
+    """Sums of what lies below a border and of the rest, float64 [2, LANES]; four rows are added in fp32 first."""
     sums = np.zeros((2, LANES))
     s0, s1 = sums[0], sums[1]
     whole = x.size // (4 * LANES) * (4 * LANES)
@@ -663,6 +676,7 @@ def one_bit_encode(x, unit, out, quantile):
                 count = np.int32(count + np.int32(values[i] >= border))
                 codes[i] |= np.uint8(np.int32(values[i] >= border) << part)
         sums = _sums1(block, border)
+        _sum_huge(block, borders, sums)
         put_float(out, at, _mean(sums[0], block.size - count, block.size))
         put_float(out, at + 4, _mean(sums[1], count, block.size))
         at += 8 + eighth
