@@ -218,6 +218,16 @@ class Exchange:
         return Emission(payload, square, math.isfinite(square))
 
     @torch.no_grad()
+    def note(self, ranges: Ranges) -> None:
+        """Remembers `θ` as it is at the emission of a fragment, for rules that ask for it.
+
+        `emit` does so of what it emits.  A rank that holds more than it emits has to be told of the whole fragment.
+        """
+        for piece in self._plan(intersect(self.holds, ranges)) if self._rule.reads_emitted else ():
+            part = piece.source.cut(piece.position, piece.numel)
+            _required(part.emitted).copy_(part.theta)
+
+    @torch.no_grad()
     def acknowledge(self, ranges: Ranges, merged: bool) -> None:
         """Hears whether the oldest emission of a fragment was merged; what was not is put back into the error memory.
 
@@ -306,19 +316,19 @@ class Exchange:
         """Copies of what is not in any anchor: error memory, what codecs keep, and if asked for `θ` and `B`.
 
         Returns:
-          fp32 arrays by name; `<kind>|<first canonical element>` of each run of `emits`.
+          fp32 arrays by name; `<kind>|<first canonical element>` of each run of `emits`, of `θ` each run of `holds`.
         """
         kinds = {"error": self._error}
         if with_parameters:
-            theta = torch.cat([self._on_host(p.theta).clone() for p in self._emitting()] or [torch.empty(0)])
+            theta = torch.cat([self._on_host(p.theta).clone() for p in self._parts] or [torch.empty(0)])
             kinds |= {"theta": theta, "base": self.base, "kept": self.anchor}
             if self._rule.reads_emitted:
-                kinds["emitted"] = torch.cat([_required(p.emitted) for p in self._emitting()] or [torch.empty(0)])
+                kinds["emitted"] = torch.cat([_required(p.emitted) for p in self._parts] or [torch.empty(0)])
         found = {}
         for kind, values in kinds.items():
             if values is not None:
                 at = 0
-                for r in self.emits:
+                for r in self._runs(kind):
                     found[f"{kind}|{r.start}"] = values[at : at + r.numel].numpy().copy()
                     at += r.numel
         for start, memory in self._memories.items():
@@ -338,7 +348,7 @@ class Exchange:
             wanted += ["theta", "base"]
             wanted += ["kept"] if self.anchor is not None else []
             wanted += ["emitted"] if self._rule.reads_emitted else []
-        arrays = {(kind, r): pieces_by_name.get(f"{kind}|{r.start}") for kind in wanted for r in self.emits}
+        arrays = {(kind, r): pieces_by_name.get(f"{kind}|{r.start}") for kind in wanted for r in self._runs(kind)}
         saved = sum(name.split("|")[0] in wanted for name in pieces_by_name)
         if saved != len(arrays) or any(a is None or a.size != r.numel for (_, r), a in arrays.items()):
             return False
@@ -368,8 +378,9 @@ class Exchange:
         self._memories.clear()
         self._unheard = _Unheard()
 
-    def _emitting(self) -> list[_Part]:
-        return [part for part in self._parts if part.base is not None]
+    def _runs(self, kind: str) -> Ranges:
+        """What a kind of saved array is kept of."""
+        return self.holds if kind in ("theta", "emitted") else self.emits
 
     def _emit_elements(self, ranges: Ranges, codec: Codec, meta: Meta) -> tuple[Writer, float]:
         writer = self._writer(ranges, codec, meta)
@@ -488,7 +499,7 @@ class Exchange:
     def _adopt_selected(self, payload: Payload, parts: Sequence[_Part], rule: Adopt) -> None:
         """Adopts the elements that a payload has of its ranges; the others stay."""
         selection = payload.header.selection
-        positions = torch.from_numpy(selection.positions(payload.header.ranges))  # type: ignore[union-attr]
+        positions = from_dlpack(selection.positions(payload.header.ranges))  # type: ignore[union-attr]
         values = torch.empty(payload.numel)
         for start in range(0, payload.numel, CHUNK):
             stop = min(start + CHUNK, payload.numel)
