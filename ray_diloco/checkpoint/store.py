@@ -242,6 +242,17 @@ class CheckpointStore:
                     raise absent(manifest, kind, f"tensor {name!r} is in no file")
                 yield name, self._read(manifest, where[name], name)
 
+    def names(self, manifest: Manifest, kind: str = "anchor") -> set[str]:
+        """Names of the tensors of one kind, over all files.
+
+        Raises:
+          CheckpointError: 513 to 516, a file is missing or damaged.
+        """
+        with storage_errors(f"read the {kind} of round {manifest.round}", self.url):
+            folder = whole_folder(manifest.round)
+            files = [TensorFile(self._files, folder, manifest, entry) for entry in manifest.files_of(kind)]
+            return {name for file in files for name in file.tensors}
+
     def rounds(self) -> list[int]:
         """Rounds that have a folder, ascending; whether a commit is good says `read`."""
         return self._numbers(WHOLE)

@@ -1,8 +1,9 @@
 """The anchor port over Ray: a few shard actors, spoken to as one.
 
-Payloads go from rank to shard and back by reference; this side holds references and numbers.  A round is prepared on
-all shards before any of them commits.  Ray keeps the order of one caller's calls to one actor, so a commit that was
-sent is done before whatever is sent after it.
+Payloads go from rank to shard and back by reference; this side holds references and numbers.  Where all islands share
+an anchor, each shard keeps a part of its elements; where every island has its own, each shard keeps one of them whole.
+A round is prepared on all shards before any of them commits.  Ray keeps the order of one caller's calls to one actor,
+so a commit that was sent is done before whatever is sent after it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_diloco.blocks import Channel, Cut, cuts_of
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
-from ray_diloco.cluster.shard import ShardActor, ShardSettings
+from ray_diloco.cluster.relay import Relays
+from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, CommittedError, SyncError
-from ray_diloco.outer.layout import Layout, Ranges
-from ray_diloco.rounds.ports import ContributionRefused, Offer, Piece, Prepared, Update
+from ray_diloco.outer.layout import Layout
+from ray_diloco.rounds.ports import SHARED, ContributionRefused, Journal, Movement, Offer, Piece, Prepared, Step, Update
 
 # From this many parameters on, one anchor shard per island pays for its process.
 PARAMETERS_PER_SHARD = 4_000_000
@@ -30,13 +33,34 @@ PARAMETERS_PER_SHARD = 4_000_000
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """What all shards have in common; see `ShardSettings`.  `shards` 0: by the size of the model."""
+    """What an anchor is kept from.
 
-    outer: Mapping[str, Any]
-    codec_down: str
+    Attributes:
+      channels: the main one first.
+      anchors: names of the anchors of the main channel.
+      shards: how many keep a shared anchor; 0: by the size of the model.
+      islands: number of islands.
+      relayed: islands of a region meet first.
+      whole_vectors: name of a merge rule that needs whole vectors; empty: it does not.
+      deadline_s: seconds that a call may take.
+    """
+
+    channels: tuple[Channel, ...]
+    anchors: tuple[str, ...]
     shards: int
     islands: int
+    relayed: bool
+    whole_vectors: str
     deadline_s: float
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """A shard actor: the anchors that it keeps, and which part of a contribution is for it."""
+
+    actor: Any
+    anchors: tuple[str, ...]
+    part: int
 
 
 class RayAnchor:
@@ -45,18 +69,35 @@ class RayAnchor:
     def __init__(self, settings: AnchorSettings) -> None:
         self.settings = settings
         self.layout: Layout | None = None
-        self.fragments: list[Ranges] = []
-        self._shards: list[Any] = []
+        self.cuts: tuple[Cut, ...] = ()
+        self._journal: Journal | None = None
+        self._actors: list[Any] = []
+        self._keepers: list[_Keeper] = []
+        # Committed anchors by fragment and name, where neighbours are pulled towards one another.
+        self._newest: dict[int, Mapping[str, Update]] = {}
+        self._prepared: tuple[str, int, Mapping[str, Update]] | None = None
+        self._pulls = settings.channels[0].merge.consensus > 0
+        self._relays = Relays(settings.channels[0], settings.deadline_s)
         self._starting = asyncio.Lock()
 
     @property
-    def count(self) -> int:
-        """Number of shards."""
-        return len(self._shards)
+    def shared(self) -> bool:
+        """Whether there is one anchor for all."""
+        return self.settings.anchors == (SHARED,)
+
+    @property
+    def parts(self) -> int:
+        """Into how many payloads a contribution is cut."""
+        return len(self._keepers) if self.shared else 1
+
+    def tell(self, journal: Journal) -> None:
+        """Where events go."""
+        self._journal = journal
 
     def prestart(self) -> None:
         """Starts the shards that are needed in any case, for a cluster where it does not matter on which node."""
-        self._shards = [ShardActor.remote(k) for k in range(max(1, self.settings.shards))]
+        count = max(1, self.settings.shards) if self.shared else len(self.settings.anchors)
+        self._actors = [ShardActor.remote() for _ in range(count)]
 
     async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, storage: Storage) -> None:
         """Starts the shards for a model, on the nodes given, with the state of a commit if there is one.
@@ -79,46 +120,47 @@ class RayAnchor:
                 return
             if manifest is not None:
                 _check_layout(manifest, layout)
-            self.fragments = [layout.whole]
-            count = self.settings.shards or self._automatic(layout)
-            shared = ShardSettings(
-                layout, tuple(self.fragments), dict(self.settings.outer), self.settings.codec_down, count
-            )
-            self._shards += [
+            self.cuts = cuts_of(self.settings.channels, layout)
+            count = self._count(layout)
+            self._actors += [
                 ShardActor.options(
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node_ids[k % len(node_ids)], soft=True)
-                ).remote(k)
-                for k in range(len(self._shards), count)
+                ).remote()
+                for k in range(len(self._actors), count)
             ]
-            calls = [shard.build.remote(shared) for shard in self._shards]
-            if manifest is not None:
-                calls += [shard.load.remote(storage, manifest) for shard in self._shards]
+            each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
+            self._keepers = [
+                _Keeper(actor, names, k if self.shared else 0)
+                for k, (actor, names) in enumerate(zip(self._actors, each, strict=True))
+            ]
+            calls = [
+                keeper.actor.build.remote(
+                    ShardSettings(layout, self.cuts, keeper.anchors, keeper.part, self.parts, k, count)
+                )
+                for k, keeper in enumerate(self._keepers)
+            ]
+            loads = [] if manifest is None else [k.actor.load.remote(storage, manifest) for k in self._keepers]
             try:
                 await answers(calls, "starting the anchor", self.settings.deadline_s)
+                fresh = await answers(loads, "loading the anchor", self.settings.deadline_s)
             except ActorFailed as failed:
                 raise ClusterError(221, f"the anchor did not start: {failed}", "see the logs of that node") from failed
             self.layout = layout
+            for name in sorted({name for names in fresh for name in names}):
+                self._warn(f"the commit holds no outer state of {name}: it begins anew at the published anchor")
 
     async def found(self, pieces: Sequence[Piece]) -> None:
-        """Sets version 0 from the parameters of one island."""
+        """Sets version 0 of every anchor from the parameters of one island."""
         await self._all(
-            [shard.found.remote(*_handles(pieces, k)) for k, shard in enumerate(self._shards)], "founding the anchor"
+            [keeper.actor.found.remote(*_handles(pieces, keeper.part)) for keeper in self._keepers],
+            "founding the anchor",
         )
 
-    async def prepare(self, key: str, fragment: int, contributions: Sequence[tuple[Offer, float]]) -> Prepared:
+    async def prepare(self, step: Step) -> Prepared:
         """Merges and steps on all shards, into spare buffers."""
-        metas, pieces = [], []
-        for k, shard in enumerate(self._shards):
-            parts = [_handles(offer.emission.pieces, k) for offer, _ in contributions]
-            specs = [
-                (offer.island, weight, offer.base_version, len(part))
-                for (offer, weight), part in zip(contributions, parts, strict=True)
-            ]
-            meta, payload = shard.prepare.remote(key, fragment, specs, *(h for part in parts for h in part))
-            metas.append(meta)
-            pieces.append(payload)
+        offers = [offer for movement in step.movements for offer, _ in movement.contributions]
         try:
-            stats = await self._all(metas, f"preparing round {key}")
+            return await self._prepare(step)
         except SyncError as bad:
             # `outer.contribution.BadContribution`, not imported for its name: torch would come with it.
             island = getattr(bad, "island", None)
@@ -126,52 +168,151 @@ class RayAnchor:
                 raise
             raise ContributionRefused(island, bad.what) from bad
         except ClusterError as failed:
-            island = _owner_of_lost(failed.__cause__, contributions)
+            island = _owner_of_lost(failed.__cause__, offers)
             if island is None:
                 raise
             raise ContributionRefused(island, "its payload was lost with its node") from failed
-        update = Update(
-            fragment,
-            stats[0].version,
-            tuple(Piece(k, s.nbytes, p) for k, (s, p) in enumerate(zip(stats, pieces, strict=True))),
-        )
-        return Prepared(
-            key,
-            update,
-            math.sqrt(math.fsum(s.anchor_squared for s in stats)),
-            math.sqrt(math.fsum(s.update_squared for s in stats)),
-        )
 
     async def commit(self, key: str) -> None:
         """Swaps on all shards."""
-        await self._all([shard.commit.remote(key) for shard in self._shards], f"committing round {key}")
+        fragment = _fragment_of(key)
+        if self._pulls and self._prepared is not None and self._prepared[0] == key:
+            self._newest[fragment] = self._prepared[2]
+        await self._all([k.actor.commit.remote(key, fragment) for k in self._keepers], f"committing round {key}")
 
     async def abort(self, key: str) -> None:
         """Forgets a prepared round on all shards."""
-        await self._all([shard.abort.remote(key) for shard in self._shards], f"aborting round {key}")
+        await self._all([keeper.actor.abort.remote(key) for keeper in self._keepers], f"aborting round {key}")
 
-    async def current(self) -> Sequence[Update]:
-        """The committed anchor of every fragment."""
-        updates = []
-        for fragment in range(len(self.fragments)):
-            calls = [shard.current.remote(fragment) for shard in self._shards]
-            stats = await self._all([meta for meta, _ in calls], "reading the anchor")
-            pieces = tuple(
-                Piece(k, s.nbytes, payload) for k, (s, (_, payload)) in enumerate(zip(stats, calls, strict=True))
-            )
-            updates.append(Update(fragment, stats[0].version, pieces))
-        return updates
+    async def current(self, island: str) -> Sequence[Update]:
+        """The committed anchor of every fragment that an island adopts."""
+        return [await self._asked(fragment, island, "current") for fragment in self._numbers()]
+
+    async def published(self) -> Sequence[Update]:
+        """What is evaluated and exported, of the main channel."""
+        numbers = list(self.cuts[0].numbers)
+        if self.shared:
+            return [await self._asked(fragment, SHARED, "published") for fragment in numbers]
+        return [(await self._mean(fragment))[0] for fragment in numbers]
 
     def save(self, storage: Storage, round_: int) -> Awaitable[list[FileEntry]]:
         """Starts writing the committed state of all shards; the awaitable yields file entries when it is durable."""
-        started = [shard.save.remote(storage, round_) for shard in self._shards]
+        if self.shared:
+            started = [keeper.actor.save.remote(storage, round_) for keeper in self._keepers]
+            return self._saved(started, round_)
+        # The order of calls to a shard holds: means are taken of what was committed before this line.
+        means = [self._mean_refs(fragment)[1] for fragment in self.cuts[0].numbers]
+        first, *others = self._keepers
+        started = [first.actor.save.remote(storage, round_, *means)]
+        started += [keeper.actor.save.remote(storage, round_) for keeper in others]
         return self._saved(started, round_)
+
+    async def _prepare(self, step: Step) -> Prepared:
+        if self._pulls and step.fragment not in self._newest:
+            names = self.settings.anchors
+            self._newest[step.fragment] = {name: await self._asked(step.fragment, name, "current") for name in names}
+        calls: list[tuple[str, Any, Any]] = []
+        for movement in step.movements:
+            movement = await self._near(step, movement)
+            factors = [factor for _, factor in movement.contributions]
+            extras: tuple[float, ...] = ()
+            if self.settings.whole_vectors and movement.contributions and step.fragment in self.cuts[0].numbers:
+                factors, extras = await self._whole(step, movement)
+            for keeper in self._of(step.fragment, movement.anchor):
+                work, payloads = self._work(step, movement, keeper, factors, extras)
+                meta, payload = keeper.actor.prepare.remote(work, *payloads)
+                calls.append((movement.anchor, meta, payload))
+        stats = await self._all([meta for _, meta, _ in calls], f"preparing round {step.key}")
+        pieces: dict[str, list[Piece]] = {}
+        for (anchor, _, payload), s in zip(calls, stats, strict=True):
+            mine = pieces.setdefault(anchor, [])
+            mine.append(Piece(len(mine), s.nbytes, payload))
+        updates = {
+            anchor: Update(step.fragment, step.version + 1, tuple(mine), step.round) for anchor, mine in pieces.items()
+        }
+        self._prepared = step.key, step.fragment, updates
+        n = len(updates)
+        return Prepared(
+            step.key,
+            updates,
+            math.sqrt(math.fsum(s.anchor_squared for s in stats) / n),
+            math.sqrt(math.fsum(s.update_squared for s in stats) / n),
+        )
+
+    async def _near(self, step: Step, movement: Movement) -> Movement:
+        """The movement, with the contributions of each region as one."""
+        if not self.settings.relayed or step.fragment not in self.cuts[0].numbers:
+            return movement
+        return await self._relays.merged(step, movement, self.parts, self.layout, self.cuts[0])
+
+    async def _whole(self, step: Step, movement: Movement) -> tuple[list[float], tuple[float, ...]]:
+        """Factors of a rule that looks at whole vectors, over all shards."""
+        keepers = self._of(step.fragment, movement.anchor)
+        weights = [factor for _, factor in movement.contributions]
+        grams = []
+        for keeper in keepers:
+            work, payloads = self._work(step, movement, keeper, weights, ())
+            grams.append(keeper.actor.gram.remote(work, *payloads))
+        asked = keepers[0].actor.factors.remote(self.settings.whole_vectors, weights, *grams)
+        # Shards that refuse say whose contribution it is; the one that was handed their errors does not.
+        await self._all(grams, f"comparing contributions to round {step.key}")
+        (found,) = await self._all([asked], f"weighing contributions to round {step.key}")
+        return list(found[: len(weights)]), tuple(found[len(weights) :])
+
+    def _work(
+        self, step: Step, movement: Movement, keeper: _Keeper, factors: Sequence[float], extras: tuple[float, ...]
+    ) -> tuple[ShardWork, list[Any]]:
+        parts = [_handles(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
+        specs = tuple(
+            (offer.island, factor, offer.base_version, len(part))
+            for (offer, _), factor, part in zip(movement.contributions, factors, parts, strict=True)
+        )
+        neighbours = movement.neighbours if self._pulls and len(movement.neighbours) > 1 else ()
+        around = [piece.handle for name in neighbours for piece in self._newest[step.fragment][name].pieces]
+        work = ShardWork(
+            step.key,
+            movement.anchor,
+            step.fragment,
+            specs,
+            extras,
+            len(around),
+            neighbours.index(movement.anchor) if around else 0,
+            not movement.contributions,
+        )
+        return work, [handle for part in parts for handle in part] + around
+
+    def _of(self, fragment: int, anchor: str) -> list[_Keeper]:
+        """The shards that keep an anchor; side channels have one anchor in any case."""
+        if self.shared or fragment not in self.cuts[0].numbers:
+            return self._keepers
+        return [keeper for keeper in self._keepers if anchor in keeper.anchors]
+
+    def _numbers(self) -> list[int]:
+        return [number for cut in self.cuts for number in cut.numbers]
+
+    async def _asked(self, fragment: int, island: str, method: str) -> Update:
+        anchor = SHARED if self.shared else island
+        calls = [getattr(k.actor, method).remote(fragment, anchor) for k in self._of(fragment, anchor)]
+        stats = await self._all([meta for meta, _ in calls], "reading the anchor")
+        pieces = tuple(Piece(k, s.nbytes, p) for k, (s, (_, p)) in enumerate(zip(stats, calls, strict=True)))
+        return Update(fragment, stats[0].version, pieces)
+
+    def _mean_refs(self, fragment: int) -> tuple[Any, Any]:
+        """The mean of all islands' anchors of a fragment: references to what a shard says of it, and to its payload."""
+        payloads = [keeper.actor.published.remote(fragment, keeper.anchors[0])[1] for keeper in self._keepers]
+        meta, payload = self._keepers[0].actor.mean.remote(*payloads)
+        return meta, payload
+
+    async def _mean(self, fragment: int) -> tuple[Update, Any]:
+        meta, payload = self._mean_refs(fragment)
+        (stats,) = await self._all([meta], "averaging the anchors")
+        return Update(fragment, 0, (Piece(0, stats.nbytes, payload),)), payload
 
     async def _saved(self, started: Sequence[Any], round_: int) -> list[FileEntry]:
         # The wait runs in a thread of its own in the shard, where it could overtake the call that starts the write.
         deadline_s = self.settings.deadline_s
         await answers(started, "starting to write the anchor", deadline_s)
-        waits = [shard.saved.remote(round_) for shard in self._shards]
+        waits = [keeper.actor.saved.remote(round_) for keeper in self._keepers]
         parts = await answers(waits, "writing the anchor", deadline_s)
         return [entry for part in parts for entry in part]
 
@@ -183,20 +324,30 @@ class RayAnchor:
                 222, f"an anchor shard failed: {failed}", "run the same command again: it goes on from the last commit"
             ) from failed.cause
 
-    def _automatic(self, layout: Layout) -> int:
-        return self.settings.islands if layout.numel >= PARAMETERS_PER_SHARD else 1
+    def _count(self, layout: Layout) -> int:
+        if not self.shared:
+            return len(self.settings.anchors)
+        automatic = self.settings.islands if layout.numel >= PARAMETERS_PER_SHARD else 1
+        return self.settings.shards or automatic
+
+    def _warn(self, text: str) -> None:
+        if self._journal is not None:
+            self._journal.event("warning", text=text)
+
+
+def _fragment_of(key: str) -> int:
+    """The fragment that a key names; see `rounds.loop`."""
+    return int(key.split(":", 1)[0].split(".")[1])
 
 
 def _handles(pieces: Sequence[Piece], shard: int) -> list[Any]:
     return [piece.handle for piece in pieces if piece.shard == shard]
 
 
-def _owner_of_lost(error: BaseException | None, contributions: Sequence[tuple[Offer, float]]) -> str | None:
+def _owner_of_lost(error: BaseException | None, offers: Sequence[Offer]) -> str | None:
     if not isinstance(error, ObjectLostError):
         return None
-    return next(
-        (o.island for o, _ in contributions for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None
-    )
+    return next((o.island for o in offers for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None)
 
 
 def _check_layout(manifest: Manifest, layout: Layout) -> None:

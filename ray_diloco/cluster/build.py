@@ -10,6 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ray_diloco.blocks import (
+    Cut,
+    anchor_names,
+    channels_of,
+    is_exact,
+    is_free,
+    quorum_of,
+    schedule_of,
+    topology_of,
+    weigher_of,
+)
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.anchor import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
@@ -21,12 +32,12 @@ from ray_diloco.config.schema import Config, InnerConfig, island_data, island_na
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.outer.schedule import Schedule
-from ray_diloco.outer.weights import Work, weights
 from ray_diloco.provenance.digest import digest_json
-from ray_diloco.rounds.ports import Offer
 from ray_diloco.rounds.position import Position
-from ray_diloco.rounds.rendezvous import Quorum
-from ray_diloco.rounds.rules import IslandPlan, Rules, Weigher
+from ray_diloco.rounds.rules import IslandPlan, Rules
+
+# Merge rules that compare whole contributions.
+WHOLE_VECTORS = ("krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
 
 
 def bundles(config: Config) -> dict[str, tuple[Bundle, ...]]:
@@ -44,21 +55,32 @@ def source_name(corpus: Corpus) -> str:
     return f"{corpus.name}:{corpus.digest[:16]}"
 
 
-def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, position: Position) -> Rules:
+def rules_of(
+    config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, position: Position, cuts: Sequence[Cut]
+) -> Rules:
     """The rules of a run that goes on from a position."""
     blocks = range(heldout.heldout_blocks)
     under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
+    # At their own pace, every island's contribution is a round.
+    each = len(island_names(config)) if is_free(config) else 1
     return Rules(
         islands={
             name: IslandPlan(source_name(corpora[name]), _ranks(config, name) * _sequences(config, name))
             for name in island_names(config)
         },
-        schedule=Schedule(config.inner.H, config.run.rounds, origin=(position.round, position.step)),
-        quorum=Quorum(config.quorum.kind, config.quorum.n, config.quorum.grace_s, config.quorum.deadline_s),
-        weigh=weigher(config.quorum.weights),
+        schedule=schedule_of(config, cuts, position.hold(config.inner.H)),
+        quorum=quorum_of(config),
+        weigh=weigher_of(config, cuts, {name: corpora[name].train_blocks for name in island_names(config)}),
+        topology=topology_of(config),
+        remembers=config.stale.own_fresh,
+        max_age=config.stale.max_age,
+        free=is_free(config),
+        by_speed=config.inner.work == "by_speed",
+        round_s=config.inner.round_seconds,
+        exact=is_exact(config),
         min_islands=config.islands.min,
-        checkpoint_every=config.checkpoint.every,
-        evaluate_every=config.evaluate.every,
+        checkpoint_every=config.checkpoint.every * each,
+        evaluate_every=config.evaluate.every * each,
         evaluate_blocks=under_way,
         final_blocks=blocks,
         evaluate_chunk=config.inner.micro_batch * max(_ranks(config, name) for name in island_names(config)),
@@ -66,22 +88,17 @@ def rules_of(config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, pos
     )
 
 
-def weigher(kind: str) -> Weigher:
-    """Normalised weights of the offers of a round, by `quorum.weights`."""
-
-    def weigh(offers: Sequence[Offer]) -> Mapping[str, float]:
-        return weights(kind, {offer.island: Work(offer.steps, offer.tokens) for offer in offers})
-
-    return weigh
-
-
 def anchor_settings(config: Config) -> AnchorSettings:
     """How the anchor is kept."""
+    # The names of rules that compare whole contributions; `outer.merge`, which says so, would import torch.
+    whole = config.merge.kind if config.merge.kind in WHOLE_VECTORS else ""
     return AnchorSettings(
-        outer=asdict(config.outer),
-        codec_down=config.codec.down.kind,
+        channels=channels_of(config),
+        anchors=anchor_names(config),
         shards=config.anchor.shards,
         islands=len(island_names(config)),
+        relayed=config.topology.kind == "hierarchy",
+        whole_vectors=whole,
         deadline_s=config.deadlines.exchange_s,
     )
 
@@ -99,10 +116,11 @@ def store_settings(config: Config, environment: Mapping[str, Any], sinks: Mappin
     )
 
 
-def journal_settings(config: Config, directory: RunDirectory) -> JournalSettings:
+def journal_settings(config: Config, directory: RunDirectory, schedule: Schedule) -> JournalSettings:
     """What the journal needs to know beside the books."""
     return JournalSettings(
-        rounds=config.run.rounds,
+        rounds=schedule.rounds,
+        main=schedule.main,
         trace=directory.trace if config.trace.contributions else None,
         outer=asdict(config.outer),
         deadline_s=config.deadlines.exchange_s,
@@ -143,7 +161,7 @@ def _spec(
         data=island_data(config, name),
         heldout_data=config.data,
         tokenizer=config.tokenizer,
-        codec_up=config.codec.up.kind,
+        channels=channels_of(config),
         folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray_diloco.blocks import channels_of, cuts_of, needs_layout
 from ray_diloco.checkpoint.fresh import refuse_fresh
 from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.checkpoint.rundir import RunDirectory
@@ -26,9 +27,10 @@ from ray_diloco.cluster.build import (
     rules_of,
     store_settings,
 )
-from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.calls import actor, answer
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
+from ray_diloco.cluster.layout import model_layout
 from ray_diloco.cluster.placement import check_feasible, nodes
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
@@ -38,9 +40,11 @@ from ray_diloco.errors import CheckpointError
 from ray_diloco.observe.metrics import perplexity
 from ray_diloco.observe.summary import Summary
 from ray_diloco.observe.view import IslandView, RunView
+from ray_diloco.outer.layout import Layout
 from ray_diloco.provenance.environment import environment_report
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.members import State
+from ray_diloco.rounds.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Driver:
         self._fleet: RayFleet | None = None
         self._journal: RunJournal | None = None
         self._first_round = 0
+        self._rounds = job.config.run.rounds
         self._stop_asked = False
 
     async def run(self) -> Summary:
@@ -94,14 +99,14 @@ class Driver:
         round_ = run.position.round if run else 0
         elapsed = time.monotonic() - self._started
         done = round_ - self._first_round
-        left = config.run.rounds - round_
+        left = self._rounds - round_
         journal = self._journal
         loss = journal.eval_loss if journal else None
         return RunView(
             run=config.run.name,
             status=self._status,
             round=round_,
-            rounds=config.run.rounds,
+            rounds=self._rounds,
             tokens=run.position.tokens if run else 0,
             islands=tuple(self._island_view(name) for name in island_names(config)),
             last_commit=journal.last_commit if journal else None,
@@ -124,10 +129,14 @@ class Driver:
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
         anchor = RayAnchor(anchor_settings(config))
-        journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
+        cuts = cuts_of(channels_of(config), await self._layout())
+        rules = rules_of(config, self._job.corpora, self._job.heldout, books.position, cuts)
+        self._rounds = rules.schedule.rounds
+        journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory, rules.schedule))
+        anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id})
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
-        ending = await self._sail(books, anchor, durable, journal)
+        ending = await self._sail(books, rules, anchor, durable, journal)
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,
@@ -141,7 +150,19 @@ class Driver:
             raise ending.failure
         return summary
 
-    async def _sail(self, books: Books, anchor: RayAnchor, durable: RayStore, journal: RunJournal) -> Ending:
+    async def _layout(self) -> Layout | None:
+        """The canonical form of the model, where the number of fragments depends on it."""
+        if not needs_layout(channels_of(self._config)):
+            return None
+        what, deadline_s = "laying out the model", self._config.deadlines.launch_s
+        length, job = self._config.data.sequence_length, self._job
+        asked = model_layout.remote(self._config.model, job.heldout, length, job.folders)
+        layout: Layout = await answer(asked, what, deadline_s)
+        return layout
+
+    async def _sail(
+        self, books: Books, rules: Rules, anchor: RayAnchor, durable: RayStore, journal: RunJournal
+    ) -> Ending:
         """Runs the loop to its end, whatever that is."""
         config, job = self._config, self._job
         try:
@@ -162,7 +183,6 @@ class Driver:
                 ),
             )
             position, owes = books.position, books.owes_evaluation
-            rules = rules_of(config, job.corpora, job.heldout, position)
             run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
             self._status = "running"
             if self._stop_asked:

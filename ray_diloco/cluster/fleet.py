@@ -68,13 +68,16 @@ class RayIsland:
         self, name: str, incarnation: int, ranks: Sequence[Any], group: PlacementGroup, settings: FleetSettings
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
+        self.restored: Mapping[int, int] | None = None
         self.progress = Progress(0, 0, 0, math.nan, 0.0)
         self._ranks, self._group, self._settings = list(ranks), group, settings
         self._shards = 0
 
     async def train(self, work: Work) -> Report:
         """Trains a segment on all ranks."""
-        calls = [rank.train.remote(work.start_step, work.steps, work.lease.blocks) for rank in self._ranks]
+        calls = [
+            rank.train.remote(work.start_step, work.steps, work.lease.blocks, work.seconds) for rank in self._ranks
+        ]
         deadline_s = self._settings.deadlines.train_s or None
         reports: list[Report] = await self._watched(
             calls, f"training segment {work.segment}", deadline_s, stepping=True
@@ -84,9 +87,7 @@ class RayIsland:
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes the pseudo-gradient on all ranks."""
         returns = 1 + self._shards
-        calls = [
-            rank.emit.options(num_returns=returns).remote(fragment, {fragment: base_version}) for rank in self._ranks
-        ]
+        calls = [rank.emit.options(num_returns=returns).remote(fragment, base_version) for rank in self._ranks]
         return await self._emission(calls, f"emitting round {round_}")
 
     async def found(self) -> Sequence[Piece]:
@@ -94,38 +95,55 @@ class RayIsland:
         calls = [rank.read.options(num_returns=1 + self._shards).remote() for rank in self._ranks]
         return (await self._emission(calls, "reading the parameters")).pieces
 
-    async def adopt(self, updates: Sequence[Update]) -> None:
-        """Sets θ and B on all ranks."""
+    async def adopt(self, updates: Sequence[Update], merged: Mapping[int, bool]) -> None:
+        """Sets θ and B on all ranks, by the rule of adoption."""
         fragments = [update.fragment for update in updates]
-        handles = [piece.handle for update in updates for piece in update.pieces if piece.nbytes]
-        calls = [rank.adopt.remote(fragments, *handles) for rank in self._ranks]
+        calls = [rank.adopt.remote(fragments, dict(merged), *_payloads(updates)) for rank in self._ranks]
         await self._exchanged(calls, "adopting the anchor")
 
-    async def evaluate(self, blocks: Sequence[int]) -> Sequence[BlockLoss]:
+    async def join(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B on all ranks to anchors."""
+        fragments = [update.fragment for update in updates]
+        calls = [rank.join.remote(fragments, *_payloads(updates)) for rank in self._ranks]
+        await self._exchanged(calls, "adopting the anchor")
+
+    async def evaluate(self, blocks: Sequence[int], at: Sequence[Update] | None) -> Sequence[BlockLoss]:
         """Evaluates held-out blocks, cut evenly over the ranks."""
         n = len(self._ranks)
         parts = [blocks[len(blocks) * k // n : len(blocks) * (k + 1) // n] for k in range(n)]
-        calls = [rank.evaluate.remote(part) for rank, part in zip(self._ranks, parts, strict=True)]
+        anchors = _payloads(at or ())
+        calls = [rank.evaluate.remote(part, *anchors) for rank, part in zip(self._ranks, parts, strict=True)]
         losses = await self._exchanged(calls, "evaluating")
         flat = [loss for part in losses for loss in part]
         return [BlockLoss(block, nats, tokens) for block, (nats, tokens) in zip(blocks, flat, strict=True)]
 
-    async def save(self, round_: int) -> Awaitable[Sequence[FileEntry]]:
+    async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[FileEntry]]:
         """Copies the inner state now; the awaitable yields its files once written."""
         settings = self._settings
         if not settings.save_inner:
             return _nothing()
-        calls = [rank.save.remote(settings.storage, round_) for rank in self._ranks]
+        calls = [rank.save.remote(settings.storage, round_, versions) for rank in self._ranks]
         await self._exchanged(calls, "copying inner state")
         # Goes on by itself: a commit that has failed meanwhile does not ask how it ended.
         written = asyncio.ensure_future(self._saved(round_, settings.deadlines.exchange_s))
         written.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return written
 
-    async def restore(self, manifest: Manifest) -> None:
-        """Takes up the inner state of a commit.  Raises ActorFailed or DilocoError if it does not fit."""
-        calls = [rank.restore.remote(self._settings.storage, manifest) for rank in self._ranks]
-        await answers(calls, f"restoring the inner state of {self.name}", self._settings.deadlines.exchange_s)
+    async def restore(self, manifest: Manifest, parameters: bool) -> bool:
+        """Takes up the inner state of a commit, with parameters and bases if they are those of its anchors.
+
+        Returns:
+          Whether what the exchange remembered (error feedback) fitted.
+
+        Raises:
+          ActorFailed, DilocoError: the state of the optimiser does not fit.
+        """
+        calls = [rank.restore.remote(self._settings.storage, manifest, parameters) for rank in self._ranks]
+        what = f"restoring the inner state of {self.name}"
+        found = await answers(calls, what, self._settings.deadlines.exchange_s)
+        fitted = all(one for one, _ in found)
+        self.restored = found[0][1] if fitted else None
+        return fitted
 
     async def reset(self) -> None:
         """Makes the inner state of all ranks that of optimisers that have not stepped."""
@@ -143,8 +161,8 @@ class RayIsland:
         self.region = built[0].region
         node_ids = [b.node_id for b in built]
         await anchor.start(built[0].layout, node_ids, self._settings.newest(), self._settings.storage)
-        self._shards = anchor.count
-        connected = [rank.connect.remote(anchor.count, anchor.fragments) for rank in self._ranks]
+        self._shards = anchor.parts
+        connected = [rank.connect.remote(anchor.parts, anchor.cuts) for rank in self._ranks]
         await self._call(connected, "connecting to the anchor", deadlines.exchange_s)
 
     def end(self) -> None:
@@ -275,8 +293,11 @@ class RayFleet:
         try:
             manifest = await self._settings.inner_of(island.name)
             if manifest is not None:
-                await island.restore(manifest)
+                fitted = await island.restore(manifest, parameters=manifest.round == newest.round)
                 self._journal.event("inner_state_restored", island=island.name, round=manifest.round)
+                if not fitted:
+                    text = f"the error memory of {island.name} does not fit its ranks any more and begins anew"
+                    self._journal.event("warning", text=text)
                 return
         except DilocoError as error:
             # It may have fitted some of the ranks, and they would step apart.
@@ -287,3 +308,7 @@ class RayFleet:
 
 async def _nothing() -> Sequence[FileEntry]:
     return ()
+
+
+def _payloads(updates: Sequence[Update]) -> list[Any]:
+    return [piece.handle for update in updates for piece in update.pieces if piece.nbytes]

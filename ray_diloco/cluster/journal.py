@@ -24,14 +24,19 @@ from ray_diloco.observe.metrics import (
     perplexity,
 )
 from ray_diloco.observe.view import CommitView, Note, TimeSplit
+from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared, Timing
 
 
 @dataclass(frozen=True)
 class JournalSettings:
-    """`rounds` of the run; `trace` is the folder of the trace or None; `outer` the settings that it records."""
+    """`rounds` of the run; `trace` is the folder of the trace or None; `outer` the settings that it records.
+
+    `main`: number of fragments of the main channel.
+    """
 
     rounds: int
+    main: int
     trace: Path | None
     outer: Mapping[str, Any]
     deadline_s: float
@@ -63,8 +68,9 @@ class RunJournal:
             self._lost.add((fields["island"], fields["incarnation"]))
             self._write_for_the_lost()
 
-    def island_round(self, round_: int, island: str, timing: Timing) -> None:
+    def island_round(self, due: Due, island: str, timing: Timing) -> None:
         """One island's line of a round."""
+        round_ = due.round
         self._append(
             IslandMetrics(
                 island=island,
@@ -87,14 +93,16 @@ class RunJournal:
         self._timings.setdefault(round_, {})[island] = timing
         self._show_split(round_)
 
-    def committed(self, round_: int, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
-        """The line of a commit."""
+    def committed(self, due: Due, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
+        """The line of a commit; those of side channels belong to the round that is under way."""
+        round_ = due.round if due.fragment < self._settings.main else self._position.round + 1
         up = sum(offer.emission.nbytes for offer, _ in offers)
-        down = prepared.update.nbytes * len(offers)
+        down = sum(prepared.update_of(offer.island).nbytes for offer, _ in offers)
         self._append(
             CommitMetrics(
                 round=round_,
-                version=prepared.update.version,
+                fragment=due.fragment,
+                version=prepared.version,
                 anchor_norm=prepared.anchor_norm,
                 update_norm=prepared.update_norm,
                 contributions=len(offers),
@@ -106,12 +114,15 @@ class RunJournal:
         )
         tokens = sum(offer.tokens for offer, _ in offers)
         loss = sum(offer.loss * offer.tokens for offer, _ in offers) / tokens if tokens else math.nan
-        self.last_commit = CommitView(round_, loss, prepared.update_norm, up, down)
+        whole = due.fragment == self._settings.main - 1
+        if whole:
+            self.last_commit = CommitView(round_, loss, prepared.update_norm, up, down)
         self.event(
-            "round_committed",
+            "round_committed" if whole else "fragment_committed",
             round=round_,
             rounds=self._settings.rounds,
-            version=prepared.update.version,
+            fragment=due.fragment,
+            version=prepared.version,
             loss=loss,
             islands=[offer.island for offer, _ in offers],
             tokens=self._position.tokens,
@@ -119,6 +130,8 @@ class RunJournal:
             bytes_down=down,
             weights={offer.island: weight for offer, weight in offers},
         )
+        if not whole:
+            return
         self._without_line |= {(round_, offer.island): (offer.incarnation, _timing(offer)) for offer, _ in offers}
         self._write_for_the_lost()
         for old in [r for r in self._timings if r < round_ - 2]:
@@ -132,25 +145,32 @@ class RunJournal:
         self._append(EvalMetrics(round_, self.eval_loss, ppl, len(losses), tokens))
         self.event("evaluation", round=round_, loss=self.eval_loss, ppl=ppl, blocks=len(losses))
 
-    async def trace(self, round_: int, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
+    async def trace(self, due: Due | None, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
         """Keeps contributions and anchor of a round, if asked for."""
         folder = self._settings.trace
         if folder is None:
             return
+        round_, fragment = (0, 0) if due is None else (due.round, due.fragment)
+        name = f"round-{round_:06d}" + (f"-fragment-{fragment:03d}" if fragment else "")
         if self._tracer is None:
-            self._tracer = TraceActor.remote(str(folder), self._anchor.layout, round_)
-        updates = await self._anchor.current() if prepared is None else [prepared.update]
-        calls = [self._tracer.write.remote(round_, "anchor", *(p.handle for u in updates for p in u.pieces))]
+            self._tracer = TraceActor.remote(str(folder), self._anchor.layout, self._position.round)
+        updates = {"": tuple(await self._anchor.published())} if prepared is None else prepared.updates
+        calls = []
+        for anchor, update in updates.items():
+            pieces = [p for u in (update if isinstance(update, tuple) else (update,)) for p in u.pieces]
+            what = f"anchor-{anchor}" if anchor else "anchor"
+            calls.append(self._tracer.write.remote(name, what, *(piece.handle for piece in pieces)))
         for offer, _ in offers:
+            late = f"-from-{offer.round:06d}" if offer.round != round_ else ""
             handles = [piece.handle for piece in offer.emission.pieces]
-            calls.append(self._tracer.write.remote(round_, f"island-{offer.island}", *handles))
+            calls.append(self._tracer.write.remote(name, f"island-{offer.island}{late}", *handles))
         if offers:
             description = {
                 "weights": {offer.island: weight for offer, weight in offers},
                 "outer_lr": self._settings.outer["lr"],
                 "momentum": self._settings.outer["momentum"],
             }
-            calls.append(self._tracer.describe.remote(round_, description))
+            calls.append(self._tracer.describe.remote(name, description))
         try:
             await answers(calls, f"tracing round {round_}", self._settings.deadline_s)
         except (ActorFailed, DilocoError) as error:
@@ -161,7 +181,7 @@ class RunJournal:
         """Writes the lines of islands that contributed and died before they had adopted; their waiting is unknown."""
         for (round_, island), (incarnation, timing) in list(self._without_line.items()):
             if (island, incarnation) in self._lost:
-                self.island_round(round_, island, timing)
+                self.island_round(Due(self._settings.main - 1, round_), island, timing)
 
     def _append(self, metrics: Metrics) -> None:
         self._mirror.log(self._metrics.append(metrics))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import ray
 
+from ray_diloco.blocks import Channel, Cut
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
-from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise, shard_ranges, total
+from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.ports import Report
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RankJob:
       settings: of rank 0; rank, host and port are filled in.
       corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `heldout_data` and `tokenizer` say how to
         prepare them where they are missing (another machine).
-      codec_up: codec of contributions.
+      channels: what is exchanged and how; the main one first.
       incarnation: how often the island was started anew.
       folders: where a user's own modules are imported from.
     """
@@ -55,7 +56,7 @@ class RankJob:
     data: DataConfig
     heldout_data: DataConfig
     tokenizer: TokenizerConfig
-    codec_up: str
+    channels: tuple[Channel, ...]
     incarnation: int = 0
     folders: tuple[str, ...] = ()
 
@@ -116,31 +117,35 @@ class Rank:
 
     def build(self, host: str, port: int) -> Description:
         """Builds model, engine and data; collective over the island."""
+        from ray_diloco.cluster.exchanges import Exchanges
         from ray_diloco.inner.rank import InnerRank
-        from ray_diloco.outer.codec import codec_of
-        from ray_diloco.outer.exchange import Exchange
 
         job = self._job
         self._blocks = _open(job.corpus, job.data, job)
         self._heldout = _open(job.heldout, job.heldout_data, job)
         settings = replace(job.settings, rank=self._rank, host=host, port=port)
         self._inner = InnerRank(settings, self._store)
-        self._exchange = Exchange(self._inner.layout, self._inner.slices, self._inner.emits)
-        self._codec = codec_of(job.codec_up)
+        self._exchanges = Exchanges(self._inner, job.channels)
         context = ray.get_runtime_context()
         region = context.get_node_labels().get(REGION_LABEL, "")
         return Description(self._inner.layout, context.get_node_id(), str(region))
 
-    def connect(self, shards: int, fragments: Sequence[Ranges]) -> None:
-        """Tells the rank how the anchor is cut."""
-        self._fragments = list(fragments)
+    def connect(self, parts: int, cuts: Sequence[Cut]) -> None:
+        """Tells the rank how the anchor is cut: in `parts` by element, and in fragments."""
+        self._exchanges.connect(cuts)
         # What this rank sends to each shard: of everything, and of each fragment.
-        self._whole = [intersect(kept, self._inner.emits) for kept in shard_ranges(self._inner.layout, shards)]
-        self._parts = [[intersect(fragment, mine) for mine in self._whole] for fragment in fragments]
+        self._whole = [intersect(kept, self._inner.emits) for kept in shard_ranges(self._inner.layout, parts)]
+        self._parts = {
+            number: [intersect(ranges, mine) for mine in self._whole]
+            for cut in cuts
+            for number, ranges in zip(cut.numbers, cut.fragments, strict=True)
+        }
 
-    def train(self, start_step: int, steps: int, lease: Ranges) -> Report:
+    def train(self, start_step: int, steps: int, lease: Ranges, seconds: float = 0.0) -> Report:
         """Trains a segment; steps that overflowed and were not applied do not count."""
         from ray_diloco.inner.batches import Batches
+
+        self._exchanges.give_back()
 
         s = self._inner.settings
         batches = Batches(
@@ -162,21 +167,22 @@ class Rank:
             self._latest = (done, steps, loss, done * per_step / max(elapsed, 1e-9))
             self._beats += 1
 
-        report = self._inner.train(start_step, steps, batches, on_step)
+        report = self._inner.train(start_step, steps, batches, on_step, seconds)
         # Not the report itself: the driver would import torch and DeepSpeed to read it.
         return Report(report.steps - report.skipped, report.tokens, report.loss_mean, report.seconds)
 
-    def emit(self, fragment: int, versions: dict[int, int]) -> Sent:
+    def emit(self, fragment: int, base_version: int) -> Sent:
         """Encodes `B − θ`: statistics, then one payload per shard."""
         from ray_diloco.outer.payload import Meta
 
-        meta = Meta("contribution", versions, self._job.settings.island, self._job.incarnation)
+        meta = Meta("contribution", {fragment: base_version}, self._job.settings.island, self._job.incarnation)
+        self._exchanges.begin(fragment)
         payloads, squared, finite = [], 0.0, True
         for ranges in self._parts[fragment]:
             if not total(ranges):
                 payloads.append(np.empty(0, np.uint8))
                 continue
-            emission = self._exchange.emit(ranges, self._codec, meta)
+            emission = self._exchanges.emit(fragment, ranges, meta)
             payloads.append(emission.payload)
             squared += emission.squared_norm
             finite = finite and emission.finite
@@ -187,39 +193,62 @@ class Rank:
         from ray_diloco.outer.payload import Meta
 
         meta = Meta("parameters", {}, self._job.settings.island, self._job.incarnation)
-        payloads = [self._exchange.read(r, meta) if total(r) else np.empty(0, np.uint8) for r in self._whole]
+        read = self._exchanges.main.read
+        payloads = [read(r, meta) if total(r) else np.empty(0, np.uint8) for r in self._whole]
         return (EmitStats(tuple(p.nbytes for p in payloads)), *payloads)
 
-    def adopt(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
+    def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments from all shards' payloads; collective over the island."""
-        ranges = normalise(r for fragment in fragments for r in self._fragments[fragment])
-        self._exchange.adopt(payloads, ranges)
-        self._inner.commit_writes()
+        self._exchanges.adopt(fragments, merged, payloads)
 
-    def evaluate(self, blocks: Sequence[int]) -> list[tuple[float, int]]:
-        """Loss of this rank's held-out blocks: nats and predicted tokens of each."""
+    def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
+        """Sets θ and B of all fragments, whatever the rule of adoption; collective over the island."""
+        self._exchanges.join(fragments, payloads)
+
+    def evaluate(self, blocks: Sequence[int], *payloads: np.ndarray) -> list[tuple[float, int]]:
+        """Loss of this rank's held-out blocks: nats and predicted tokens of each.
+
+        Under anchors, if their payloads are given; those stay until something else is asked of the rank.
+        """
         self._beats += 1
+        if payloads:
+            self._exchanges.borrow(payloads)
+        else:
+            self._exchanges.give_back()
         numbers = np.asarray(blocks, dtype=np.int64)
         return self._inner.evaluate(self._heldout.heldout(numbers))
 
-    def save(self, storage: Storage, round_: int) -> None:
-        """Copies the inner state and starts writing it."""
-        self._writes[round_] = self._writer.submit(self._write, storage, round_, self._inner.inner_state())
+    def save(self, storage: Storage, round_: int, versions: Mapping[int, int] | None) -> None:
+        """Copies the inner state and starts writing it; with `versions` of the bases, parameters and bases as well."""
+        self._exchanges.give_back()
+        state = self._inner.inner_state() | self._exchanges.state(versions)
+        self._writes[round_] = self._writer.submit(self._write, storage, round_, state)
 
     @ray.method(concurrency_group="writing")
     def saved(self, round_: int, deadline_s: float) -> list[FileEntry]:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(deadline_s)
 
-    def restore(self, storage: Storage, manifest: Manifest) -> None:
-        """Takes over the inner state that a commit holds of this island."""
+    def restore(self, storage: Storage, manifest: Manifest, parameters: bool) -> tuple[bool, dict[int, int] | None]:
+        """Takes over the inner state that a commit holds of this island.
 
-        pieces = storage.open().load(manifest, kind="inner", island=self._job.settings.island)
-        self._inner.load_inner_state(dict(pieces))
+        Args:
+          storage: where it is.
+          manifest: the commit.
+          parameters: take parameters and bases as well, if it holds them.
+
+        Returns:
+          Whether what the exchange remembers fitted, and the versions of the bases if they were restored.  Collective.
+        """
+        pieces = dict(storage.open().load(manifest, kind="inner", island=self._job.settings.island))
+        mine, inner = self._exchanges.split(pieces)
+        self._inner.load_inner_state(inner)
+        return self._exchanges.load_state(mine, parameters)
 
     def reset(self) -> None:
         """Forgets the inner state."""
         self._inner.reset_inner_state()
+        self._exchanges.forget()
 
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress:

@@ -1,4 +1,4 @@
-"""An anchor shard as a Ray actor: `outer.shard.AnchorShard` plus reading and writing its part of a commit.
+"""An anchor shard as a Ray actor: an `outer.shard.AnchorShard` for each anchor of each channel that it keeps.
 
 Payloads arrive as read-only views of the object store and leave as return values, which the driver owns.  A commit is
 written by a thread from the live buffers, without a copy: they are not written again before the second next round is
@@ -8,34 +8,49 @@ prepared, and that waits for the thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
 
+from ray_diloco.blocks import CONTROL, Cut
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.storage import Storage
-from ray_diloco.outer.layout import Layout, Ranges, shard_ranges
+from ray_diloco.outer.layout import Layout, shard_ranges
+from ray_diloco.rounds.ports import SHARED
 
 if TYPE_CHECKING:
     from ray_diloco.checkpoint.manifest import FileEntry, Manifest
-    from ray_diloco.checkpoint.store import CheckpointStore
+    from ray_diloco.outer.contribution import Contribution
+    from ray_diloco.outer.shard import AnchorShard
 
 # Seconds that a round waits for the previous commit but one to be on disk before it gives up.
 WRITE_DEADLINE_S = 600.0
+# In a file of outer state, the anchor itself where the file of the anchor holds what is published instead.
+ANCHOR = "anchor"
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What every shard of an anchor is built from.  `outer` has the keys of the `outer` section."""
+    """What a shard of an anchor is built from.
+
+    Attributes:
+      layout: the canonical form.
+      cuts: the channels and their fragments; the main one first.
+      anchors: names of the anchors of the main channel that it keeps.
+      part, parts: which part of the elements it keeps, of how many.
+      index, shards: its number and how many there are, for the names of its files.
+    """
 
     layout: Layout
-    fragments: tuple[Ranges, ...]
-    outer: Mapping[str, Any]
-    codec_down: str
+    cuts: tuple[Cut, ...]
+    anchors: tuple[str, ...]
+    part: int
+    parts: int
+    index: int
     shards: int
 
 
@@ -49,96 +64,195 @@ class ShardStats:
     update_squared: float = 0.0
 
 
-class Shard:
-    """Shard `index` of an anchor."""
+@dataclass(frozen=True)
+class ShardWork:
+    """One movement of one anchor, as a shard is told of it.
 
-    def __init__(self, index: int) -> None:
+    Attributes:
+      specs: per contribution, in sorted island order: island, factor, base version, number of its payloads.
+      extras: factors of the extra vectors of the merge rule.
+      neighbours: how many payloads of neighbours' anchors follow those of the contributions, one each.
+      own: which of them is this anchor.
+      idle: nothing moves but the version.
+    """
+
+    key: str
+    anchor: str
+    fragment: int
+    specs: tuple[tuple[str, float, int, int], ...]
+    extras: tuple[float, ...] = ()
+    neighbours: int = 0
+    own: int = 0
+    idle: bool = False
+
+
+class Shard:
+    """One shard of an anchor."""
+
+    def __init__(self) -> None:
         # torch reads it once: buffers in huge pages, by which a round takes a fifth less.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         # The slow imports, while the islands of a run are still starting.
         import ray_diloco.outer.shard  # noqa: F401
 
-        self._index = index
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
         # Writes under way with the version that they read.
         self._reading: list[tuple[int, Future[list[FileEntry]]]] = []
 
     def build(self, settings: ShardSettings) -> None:
-        """Makes room for the anchor of a model."""
+        """Makes room for the anchors of a model."""
         import torch
 
-        from ray_diloco.outer.codec import codec_of
-        from ray_diloco.outer.optimizer import outer_optimizer
+        from ray_diloco.blocks import codec_of, draw_of, recipe_of
         from ray_diloco.outer.shard import AnchorShard
 
         torch.set_num_threads(1)
         self._settings = settings
-        optimizer = outer_optimizer(**settings.outer)
-        self._state_names = optimizer.state_names
-        self._shard = AnchorShard(
-            settings.layout,
-            shard_ranges(settings.layout, settings.shards)[self._index],
-            settings.fragments,
-            optimizer,
-            codec_of(settings.codec_down),
-        )
+        mine = shard_ranges(settings.layout, settings.parts)[settings.part]
+        self._kept: dict[tuple[int, str], AnchorShard] = {}
+        for k, cut in enumerate(settings.cuts):
+            channel = cut.channel
+            for name in settings.anchors if k == 0 else (SHARED,):
+                self._kept[k, name] = AnchorShard(
+                    settings.layout,
+                    mine,
+                    cut.fragments,
+                    recipe_of(channel),
+                    codec_of(channel.down, channel.seed),  # type: ignore[arg-type]
+                    draw_of(channel),
+                    first=cut.first,
+                )
 
     def found(self, *payloads: np.ndarray) -> None:
-        """Sets version 0."""
-        self._shard.found(payloads)
+        """Sets version 0 of every anchor."""
+        for (k, _), kept in self._kept.items():
+            if self._settings.cuts[k].channel.signal == CONTROL:
+                kept.found_zero()
+            else:
+                kept.found(payloads)
 
-    def load(self, storage: Storage, manifest: Manifest) -> None:
-        """Takes over anchor and outer state from a commit."""
+    def load(self, storage: Storage, manifest: Manifest) -> list[str]:
+        """Takes over anchors and outer state from a commit.
 
-        store = storage.open()
-        names = [t.name for t in self._settings.layout.tensors if t.name in self._shard.tensors()]
-        anchor = dict(store.load(manifest, names))
-        state = {key: dict(self._outer(store, manifest, key, names)) for key in self._state_names}
-        self._shard.load(anchor, state, {int(k): v for k, v in manifest.versions.items()})
+        Returns:
+          Names of the anchors and channels that it holds no state of: they begin at what was published.
+        """
+        store, versions = storage.open(), {int(k): v for k, v in manifest.versions.items()}
+        published = dict(store.load(manifest, self._main.names))
+        stored, fresh = store.names(manifest, "outer"), []
+        for (k, name), kept in self._kept.items():
+            prefix = self._prefix(k, name)
+
+            def read(kind: str, prefix: str = prefix, names: Sequence[str] = kept.names) -> dict[str, np.ndarray]:
+                wanted = [f"{prefix}{kind}.{tensor}" for tensor in names]
+                if not stored.issuperset(wanted):
+                    return {}
+                return {key.removeprefix(f"{prefix}{kind}."): a for key, a in store.load(manifest, wanted, "outer")}
+
+            states = {state: read(state) for state in kept.recipe.state_names}
+            anchor = read(ANCHOR)
+            lacking = kept.names and (not all(states.values()) or (not anchor and (k > 0 or name != SHARED)))
+            if lacking:
+                fresh.append(name or self._settings.cuts[k].channel.name)
+                zeros = {tensor: np.zeros_like(array) for tensor, array in published.items()}
+                control = self._settings.cuts[k].channel.signal == CONTROL
+                known = {number: versions.get(number, 0) for number in self._settings.cuts[k].numbers}
+                kept.load(zeros if control else published, kept.new_state(), known)
+            else:
+                kept.load(anchor or published, states, versions)
+        return fresh
+
+    def gram(self, work: ShardWork, *payloads: np.ndarray) -> np.ndarray:
+        """Inner products of contributions over this shard's part; see `AnchorShard.gram`."""
+        contributions, _ = _contributions(work, payloads)
+        return self._of(work.fragment, work.anchor).gram(work.fragment, contributions)
+
+    def factors(self, kind: str, weights: Sequence[float], *grams: np.ndarray) -> list[float]:
+        """What a rule over whole vectors multiplies contributions and extras by."""
+        from ray_diloco.outer.merge import factors_of, merge_rule, require_enough
+
+        settings = self._main.recipe.settings
+        require_enough(kind, len(weights), settings)
+        return factors_of(merge_rule(kind), np.sum(grams, axis=0), list(weights), settings)
 
     @ray.method(num_returns=2)
-    def prepare(
-        self, key: str, fragment: int, specs: Sequence[tuple[str, float, int, int]], *payloads: np.ndarray
-    ) -> tuple[ShardStats, np.ndarray]:
-        """Prepares a round.
+    def prepare(self, work: ShardWork, *payloads: np.ndarray) -> tuple[ShardStats, np.ndarray]:
+        """Prepares a movement; the same key again gives the same answer.
 
         Args:
-          key: names the round; the same key again gives the same answer.
-          fragment: which.
-          specs: per island, in sorted order: name, weight, base version, number of its payloads.
-          payloads: of all islands, in that order.
+          work: what to do.
+          payloads: of all contributions, in the order of `specs`; then one of each neighbour's anchor.
         """
-        from ray_diloco.outer.contribution import Contribution
-
         self._wait_for_older_writes()
-        contributions, at = [], 0
-        for island, weight, base_version, count in specs:
-            contributions.append(Contribution(island, weight, base_version, payloads[at : at + count]))
-            at += count
-        prepared, payload = self._shard.prepare(key, fragment, contributions)
+        contributions, rest = _contributions(work, payloads)
+        prepared, payload = self._of(work.fragment, work.anchor).prepare(
+            work.key,
+            work.fragment,
+            contributions,
+            scale=[*(float(np.float32(factor)) for _, factor, _, _ in work.specs), *work.extras],
+            neighbours=[[one] for one in rest],
+            own=work.own,
+            idle=work.idle,
+        )
         stats = ShardStats(prepared.version, payload.nbytes, prepared.squared_anchor_norm, prepared.squared_update_norm)
         return stats, payload
 
-    def commit(self, key: str) -> None:
-        """Makes a prepared round the committed state."""
-        self._shard.commit(key)
+    def commit(self, key: str, fragment: int) -> None:
+        """Makes a prepared round the committed state; faster channels go on from it."""
+        k = self._channel_of(fragment)
+        for (channel, _), kept in self._kept.items():
+            if channel == k:
+                kept.commit(key)
+        # The main channel acts last, and the others in their order.
+        faster = [j for j in range(1, len(self._settings.cuts)) if k == 0 or j < k]
+        faster = [j for j in faster if self._settings.cuts[j].channel.signal != CONTROL]
+        if faster and self._settings.cuts[k].channel.signal != CONTROL:
+            self._wait_for_writes()
+            payload = self._kept[k, SHARED].payload(fragment)
+            for j in faster:
+                for number in self._settings.cuts[j].numbers:
+                    self._kept[j, SHARED].rewrite(number, [payload])
 
     def abort(self, key: str) -> None:
         """Forgets a prepared round."""
-        self._shard.abort(key)
+        for kept in self._kept.values():
+            kept.abort(key)
 
     @ray.method(num_returns=2)
-    def current(self, fragment: int) -> tuple[ShardStats, np.ndarray]:
-        """The committed anchor of a fragment."""
-        payload = self._shard.payload(fragment)
-        return ShardStats(self._shard.versions[fragment], payload.nbytes), payload
+    def current(self, fragment: int, anchor: str) -> tuple[ShardStats, np.ndarray]:
+        """A committed anchor of a fragment."""
+        kept = self._of(fragment, anchor)
+        payload = kept.payload(fragment)
+        return ShardStats(kept.versions[fragment], payload.nbytes), payload
 
-    def save(self, storage: Storage, round_: int) -> None:
-        """Starts writing the committed state as part of the commit of `round_`."""
-        anchor = self._shard.tensors()
-        state = {key: self._shard.state_tensors(key) for key in self._state_names}
-        write = self._writer.submit(self._write, storage, round_, anchor, state)
+    @ray.method(num_returns=2)
+    def published(self, fragment: int, anchor: str) -> tuple[ShardStats, np.ndarray]:
+        """What is evaluated and exported of an anchor."""
+        kept = self._of(fragment, anchor)
+        payload = kept.published(fragment)
+        return ShardStats(kept.versions[fragment], payload.nbytes), payload
+
+    @ray.method(num_returns=2)
+    def mean(self, *payloads: np.ndarray) -> tuple[ShardStats, np.ndarray]:
+        """The mean of the anchors of a fragment, each given as one payload."""
+        from ray_diloco.outer.means import mean_anchor
+
+        payload = mean_anchor(payloads)
+        return ShardStats(0, payload.nbytes), payload
+
+    def save(self, storage: Storage, round_: int, *means: np.ndarray) -> None:
+        """Starts writing the committed state as part of the commit of `round_`.
+
+        Args:
+          storage: where to.
+          round_: the round.
+          means: where every island has an anchor of its own, the mean of them, fragment by fragment, for the shard
+            that writes what is published.
+        """
+        published = self._published(means)
+        outer = dict(self._outer())
+        write = self._writer.submit(self._write, storage, round_, published, outer)
         self._writes[round_] = write
         self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
 
@@ -147,25 +261,52 @@ class Shard:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(WRITE_DEADLINE_S)
 
+    def _published(self, means: Sequence[np.ndarray]) -> Mapping[str, np.ndarray]:
+        if SHARED in self._settings.anchors:
+            return self._main.published_tensors()
+        from ray_diloco.outer.means import tensors_of
+
+        return tensors_of(self._settings.layout, means) if means else {}
+
+    def _outer(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Everything that is not in the file of the anchor, by the name that it has in the file of the outer state."""
+        for (k, name), kept in self._kept.items():
+            prefix = self._prefix(k, name)
+            if k > 0 or name != SHARED or kept.averaged:
+                yield from ((f"{prefix}{ANCHOR}.{tensor}", array) for tensor, array in kept.tensors().items())
+            for state in kept.recipe.state_names:
+                yield from ((f"{prefix}{state}.{t}", array) for t, array in kept.state_tensors(state).items())
+
     def _write(
-        self,
-        storage: Storage,
-        round_: int,
-        anchor: Mapping[str, np.ndarray],
-        state: Mapping[str, Mapping[str, np.ndarray]],
+        self, storage: Storage, round_: int, anchor: Mapping[str, np.ndarray], outer: Mapping[str, np.ndarray]
     ) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import anchor_filename, outer_filename
 
-        store, k, n = storage.open(), self._index, self._settings.shards
-        outer = {f"{key}.{name}": array for key, arrays in state.items() for name, array in arrays.items()}
+        store, k, n = storage.open(), self._settings.index, self._settings.shards
         return [
             store.write_tensors(round_, anchor_filename(k, n), anchor, kind="anchor"),
             store.write_tensors(round_, outer_filename(k, n), outer, kind="outer"),
         ]
 
     @property
+    def _main(self) -> AnchorShard:
+        return self._kept[0, self._settings.anchors[0]]
+
+    @property
     def _version(self) -> int:
-        return sum(self._shard.versions.values())
+        return sum(version for kept in self._kept.values() for version in kept.versions.values())
+
+    def _of(self, fragment: int, anchor: str) -> AnchorShard:
+        k = self._channel_of(fragment)
+        return self._kept[k, anchor if k == 0 else SHARED]
+
+    def _channel_of(self, fragment: int) -> int:
+        return next(k for k, cut in enumerate(self._settings.cuts) if fragment in cut.numbers)
+
+    def _prefix(self, k: int, name: str) -> str:
+        """What the names of an anchor's outer state begin with; nothing for the one that all share."""
+        parts = [f"@{self._settings.cuts[k].channel.name}/" if k else "", f"@{name}/" if name else ""]
+        return "".join(parts)
 
     def _wait_for_older_writes(self) -> None:
         """Spare buffers hold the version before the live one; a thread may still be reading them."""
@@ -173,11 +314,20 @@ class Shard:
             if version < self._version:
                 write.exception(WRITE_DEADLINE_S)
 
-    def _outer(
-        self, store: CheckpointStore, manifest: Manifest, key: str, names: Sequence[str]
-    ) -> list[tuple[str, np.ndarray]]:
-        loaded = store.load(manifest, [f"{key}.{name}" for name in names], kind="outer")
-        return [(name.removeprefix(f"{key}."), array) for name, array in loaded]
+    def _wait_for_writes(self) -> None:
+        for _, write in self._reading:
+            write.exception(WRITE_DEADLINE_S)
+
+
+def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[list[Contribution], Sequence[np.ndarray]]:
+    """The contributions of a movement, and the payloads behind theirs."""
+    from ray_diloco.outer.contribution import Contribution
+
+    found, at = [], 0
+    for island, factor, base_version, count in work.specs:
+        found.append(Contribution(island, factor, base_version, tuple(payloads[at : at + count])))
+        at += count
+    return found, payloads[at:]
 
 
 ShardActor = actor(Shard, num_cpus=0, concurrency_groups={"writing": 1})

@@ -60,11 +60,13 @@ class CommitMetrics:
       contributions: number of contributions merged.
       commit_s: seconds from the last contribution to the committed anchor.
       tokens_committed: in the run so far.
+      fragment: which part of the model; 0 where it is exchanged whole.
       bytes_up, bytes_down: payload bytes of this round, all islands together.
     """
 
     kind: ClassVar[str] = "commit"
     round: int
+    fragment: int
     version: int
     anchor_norm: float
     update_norm: float

@@ -170,7 +170,7 @@ class Run:
 
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
-        while (assignment := await self._assignment(member)) is not None:
+        while (assignment := await self._assignment(member, island)) is not None:
             started, timing = _now(), Timing()
             work, boundary = assignment
             member.leases.append(work.lease)
@@ -207,12 +207,16 @@ class Run:
         member.trained(report.steps, report.tokens)
         self._plans.measured(member.name, report.steps, report.seconds)
 
-    async def _assignment(self, member: Member) -> Assignment | None:
+    async def _assignment(self, member: Member, island: Island) -> Assignment | None:
         """Waits for the island's next segment; None when nothing is left to train."""
         member.state = State.READY
-        self._commits.excuse(member.name)
         self._plans.launched(member.name)
         while True:
+            if self.rules.free:
+                # It may have waited here when the commit began.
+                await self._hand_over(member, island, None)
+            else:
+                self._commits.excuse(member.name)
             if self._plans.over(member):
                 return None
             assignment = self._plans.take(member, halted=self._stopping and self._commits.sent == self.position.round)
@@ -244,6 +248,7 @@ class Run:
             emission,
             timing.train_s,
             _now(),
+            island.region,
         )
         rendezvous = self._rendezvous(due)
         if not emission.finite or steps == 0:
@@ -294,10 +299,10 @@ class Run:
             member.adopted(update.fragment, update.version)
         return _now() - started
 
-    async def _hand_over(self, member: Member, island: Island, boundary: Boundary) -> None:
+    async def _hand_over(self, member: Member, island: Island, boundary: Boundary | None) -> None:
         """Hands the inner state to the commits that wait for it, or will."""
         rounds = set(self._commits.owed(member.name))
-        if not self.rules.free:
+        if boundary is not None and not self.rules.free:
             last = [due.round for due in boundary.emits if due.fragment == self.rules.last_fragment]
             rounds |= {round_ for round_ in last if self.rules.durable(round_) or self._stopping}
         versions = None if self.rules.exact else dict(member.versions)
@@ -457,8 +462,11 @@ class Run:
         tally = self.position.tally(member.name)
         tally.train_s += timing.train_s
         tally.wall_s += timing.wall_s
-        for due, _ in adopted[-1:]:
-            self._journal.island_round(due, member.name, timing)
+        member.timing = member.timing.followed_by(timing)
+        ended = [due for due, _ in adopted if due.fragment == self.rules.last_fragment]
+        for due in ended[-1:]:
+            self._journal.island_round(due, member.name, member.timing)
+            member.timing = Timing()
 
     def _failure(self, what: str) -> None:
         self._failures += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ray_diloco.outer.schedule import Due
-from ray_diloco.rounds.ports import Lease
+from ray_diloco.rounds.ports import Lease, Timing
 
 
 class State(StrEnum):
@@ -52,6 +52,7 @@ class Member:
       done: per fragment, steps and tokens since that adoption.
       leases: trained or under way, not yet part of an offer; `unclaimed`: steps and tokens trained on them.
       late: rounds that had closed when its offer came.
+      timing: of its segments since the last round of the whole model.
       settled: it has begun to train, or stands where a commit says.
     """
 
@@ -64,6 +65,7 @@ class Member:
     leases: list[Lease] = field(default_factory=list)
     unclaimed: tuple[int, int] = (0, 0)
     late: set[Due] = field(default_factory=set)
+    timing: Timing = field(default_factory=Timing)
     settled: bool = False
 
     @property

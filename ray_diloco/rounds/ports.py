@@ -95,6 +95,7 @@ class Offer:
       loss: nats per token.
       train_s: seconds that the training took.
       emitted_at: when it was emitted, by the loop's clock.
+      region: where its island is.
     """
 
     island: str
@@ -108,6 +109,7 @@ class Offer:
     emission: Emission
     train_s: float = 0.0
     emitted_at: float = 0.0
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,3 +343,23 @@ class Timing:
     def trained(self, report: Report) -> None:
         """Notes what a segment of training came to."""
         self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds
+
+    def followed_by(self, later: Timing) -> Timing:
+        """Both together; the norm is the later one's."""
+        tokens = self.tokens + later.tokens
+        loss = (self.loss * self.tokens + later.loss * later.tokens) / tokens if tokens else later.loss
+        summed = {
+            name: getattr(self, name) + getattr(later, name)
+            for name in (
+                "steps",
+                "tokens",
+                "train_s",
+                "send_s",
+                "wait_s",
+                "adopt_s",
+                "wall_s",
+                "bytes_up",
+                "bytes_down",
+            )
+        }
+        return Timing(**summed, loss=loss, norm=later.norm or self.norm)
