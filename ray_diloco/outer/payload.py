@@ -289,11 +289,10 @@ class Writer:
         """
         k = start // CHUNK
         where = self._layout.where(k)
-        nonce = _nonce(self._header.meta, k)
         if residual:
-            self.codec.encode_residual(values, self._body[where], nonce)
+            self.codec.encode_residual(values, self._body[where], _nonce(self._header.meta, k))
         elif self.elements is None or values.data_ptr() != self._elements_at + where.start:
-            self.codec.encode(values, self._body[where], nonce)
+            self.codec.encode(values, self._body[where], _nonce(self._header.meta, k))
         self._digests[k * _DIGEST : (k + 1) * _DIGEST] = _digest(self._body_array[where])
 
     def tensors(self) -> Iterator[tuple[int, Shape, torch.Tensor, int]]:

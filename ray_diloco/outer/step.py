@@ -169,6 +169,8 @@ class OuterStep:
         self._bases = list(bases) or [None] * len(sources)
         self._neighbours, self._own, self._delta = neighbours, own, delta
         self._lr = recipe.lr(version, lr)
+        # Looked up once, not for each chunk.
+        self._extra, self._own_states = recipe.rule.extras, len(recipe.optimizer.state_names)
         rule, whole = recipe.rule, math.fsum(self._factors[: len(sources)])
         # Rules that drop, choose or recode may hide what is not finite in one contribution.
         self._screens = (rule.needs_individuals and rule.scope != "tensor") or recipe.recode is not None
@@ -295,7 +297,7 @@ class OuterStep:
             received = self._corrected(k, start, stop)
             if self._screens:
                 _screen(received)
-            vectors = [*received, *self._extras(start, stop, self._recipe.rule.extras)]
+            vectors = [*received, *self._extras(start, stop, self._extra)] if self._extra else received
             if self._recipe.recode is not None:
                 nonce = (self._version << 32) + k * len(received)
                 _hop_by_hop(self._recipe.recode, received, self._factors, delta, nonce)
@@ -326,7 +328,7 @@ class OuterStep:
         arrays, optimizer = self._arrays, self._recipe.optimizer
         anchor, moved = arrays.anchor[start:stop], arrays.anchor_out[start:stop]
         state, state_out = ([s[start:stop] for s in side] for side in (arrays.state, arrays.state_out))
-        own = len(optimizer.state_names)
+        own = self._own_states
         optimizer.step(anchor, state[:own], delta, moved, state_out[:own], version=self._version, lr=self._lr)
         for name, before, after in zip(self._names[own:], state[own:], state_out[own:], strict=True):
             if name == MERGED:
