@@ -112,26 +112,33 @@ class RunJournal:
                 bytes_down=down,
             )
         )
+        islands = [offer.island for offer, _ in offers]
+        weights = {offer.island: weight for offer, weight in offers}
+        if due.fragment != self._settings.main - 1:
+            self.event(
+                "fragment_committed",
+                round=round_,
+                fragment=due.fragment,
+                version=prepared.version,
+                islands=islands,
+                weights=weights,
+            )
+            return
         tokens = sum(offer.tokens for offer, _ in offers)
         loss = sum(offer.loss * offer.tokens for offer, _ in offers) / tokens if tokens else math.nan
-        whole = due.fragment == self._settings.main - 1
-        if whole:
-            self.last_commit = CommitView(round_, loss, prepared.update_norm, up, down)
+        self.last_commit = CommitView(round_, loss, prepared.update_norm, up, down)
         self.event(
-            "round_committed" if whole else "fragment_committed",
+            "round_committed",
             round=round_,
             rounds=self._settings.rounds,
-            fragment=due.fragment,
             version=prepared.version,
             loss=loss,
-            islands=[offer.island for offer, _ in offers],
+            islands=islands,
             tokens=self._position.tokens,
             bytes_up=up,
             bytes_down=down,
-            weights={offer.island: weight for offer, weight in offers},
+            weights=weights,
         )
-        if not whole:
-            return
         self._without_line |= {(round_, offer.island): (offer.incarnation, _timing(offer)) for offer, _ in offers}
         self._write_for_the_lost()
         for old in [r for r in self._timings if r < round_ - 2]:

@@ -66,7 +66,6 @@ class CommitMetrics:
 
     kind: ClassVar[str] = "commit"
     round: int
-    fragment: int
     version: int
     anchor_norm: float
     update_norm: float
@@ -75,6 +74,7 @@ class CommitMetrics:
     tokens_committed: int
     bytes_up: int
     bytes_down: int
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ SENTENCES: dict[str, str | None] = {
     "round_opened": None,
     "contribution_rejected": "contribution of island {island} to round {round} refused[: {reason}]",
     "round_closed": "[round {round} closed without {absent}]",
+    "fragment_committed": None,
     "round_committed": (
         "round {round}[/{rounds}] committed[ · loss {loss}][ · {islands}][ · {tokens} tokens]"
         "[ · up {bytes_up}][ · down {bytes_down}]"

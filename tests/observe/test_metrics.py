@@ -54,7 +54,7 @@ def test_lines_have_exactly_the_keys_that_scripts_rely_on(tmp_path: Path) -> Non
     }
     assert second.keys() - common == {
         *("version", "anchor_norm", "update_norm", "contributions", "commit_s", "tokens_committed"),
-        *("bytes_up", "bytes_down"),
+        *("bytes_up", "bytes_down", "fragment"),
     }
     assert third.keys() - common == {"loss", "ppl", "blocks", "tokens"}
     assert [line["kind"] for line in (first, second, third)] == ["island", "commit", "eval"]
