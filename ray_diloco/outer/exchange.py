@@ -32,8 +32,8 @@ from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shaped import Shape, ShapedCodec
 
 OVERWRITE = adopt_of("overwrite")
-# Emissions of one fragment that may wait to hear whether they were merged.
-_UNHEARD = 4
+# Emissions of one fragment that may wait to hear whether they were merged: more than any lag of rounds that trains.
+_UNHEARD = 64
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,11 @@ class _Unheard:
 
     def oldest(self, inside: Ranges) -> list[Bytes]:
         """Takes out the oldest payload of each set inside a fragment."""
-        mine = [ranges for ranges, queue in self.sent.items() if queue and not subtract(ranges, inside)]
-        return [self.sent[ranges].popleft() for ranges in mine]
+        return [self.sent[ranges].popleft() for ranges in self.waiting(inside)]
+
+    def waiting(self, inside: Ranges) -> list[Ranges]:
+        """Sets inside a fragment of which some payload has not been acknowledged."""
+        return [ranges for ranges, queue in self.sent.items() if queue and not subtract(ranges, inside)]
 
 
 class Exchange:
@@ -243,6 +246,11 @@ class Exchange:
                     error = piece.source.cut(piece.position, piece.numel).error
                     if error is not None:
                         error.add_(values)
+
+    def give_up(self, ranges: Ranges) -> None:
+        """Puts back all that a fragment still waits to hear of: its island joins anew and will not hear of it."""
+        while self._error is not None and self._unheard.waiting(ranges):
+            self.acknowledge(ranges, False)
 
     @torch.no_grad()
     def read(self, ranges: Ranges, meta: Meta) -> Bytes:

@@ -222,6 +222,37 @@ def test_acknowledgements_are_heard_in_the_order_of_the_emissions():
         assert np.abs(first - second).max() > 0.1
 
 
+def test_many_emissions_may_be_on_their_way():
+    with chunk_size(8):
+        codec, rank = codec_of("topk", {"k": 1, "block": 4}), Rank(Feedback())
+        said = [rank.say(drawn(seed), codec)[0] for seed in range(9)]
+        left = rank.error
+        for k in range(9):
+            rank.exchange.acknowledge(WHOLE, k != 2)
+        np.testing.assert_allclose(rank.error, left + said[2], rtol=1e-6, atol=1e-7)
+
+
+def test_who_joins_anew_puts_back_all_that_it_has_not_heard_of():
+    with chunk_size(8):
+        codec, rank = codec_of("topk", {"k": 1, "block": 4}), Rank(Feedback())
+        one, other = (Range(0, 20),), (Range(20, LAYOUT.numel),)
+        for seed in range(3):
+            rank.theta.sub_(drawn(seed))
+            for ranges in (one, other):
+                rank.exchange.emit(ranges, codec, META)
+            rank.reset()
+        kept = rank.error[20:]
+        rank.exchange.give_up(one)
+        np.testing.assert_allclose(rank.error[:20], sum(drawn(seed) for seed in range(3))[:20], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(rank.error[20:], kept)
+        # What comes next is heard of as if nothing had been before.
+        before = rank.error
+        rank.theta.sub_(drawn(7))
+        rank.exchange.emit(one, codec, META)
+        rank.exchange.acknowledge(one, False)
+        np.testing.assert_allclose(rank.error[:20], before[:20] + drawn(7).numpy()[:20], rtol=1e-5, atol=1e-6)
+
+
 def test_fragments_and_shards_are_heard_of_one_by_one():
     with chunk_size(8):
         codec, rank = codec_of("topk", {"k": 1, "block": 4}), Rank(Feedback())
