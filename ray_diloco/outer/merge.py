@@ -114,7 +114,7 @@ def mean_over_senders(contributions: Sequence[torch.Tensor], factors: Sequence[f
     mean(contributions, factors, out)
     sent = torch.empty_like(out)
     senders = torch.zeros_like(out)
-    whole = torch.zeros(1)
+    whole = torch.zeros(1, dtype=out.dtype)
     for contribution, factor in zip(contributions, factors, strict=True):
         senders.add_(torch.ne(contribution, 0, out=sent), alpha=factor)
         whole.add_(1.0, alpha=factor)
