@@ -25,10 +25,23 @@ from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, CommittedError, SyncError
 from ray_diloco.outer.layout import Layout
-from ray_diloco.rounds.ports import SHARED, ContributionRefused, Journal, Movement, Offer, Piece, Prepared, Step, Update
+from ray_diloco.rounds.ports import (
+    SHARED,
+    ContributionRefused,
+    Journal,
+    Movement,
+    Offer,
+    Piece,
+    Prepared,
+    Step,
+    TooFew,
+    Update,
+)
 
 # From this many parameters on, one anchor shard per island pays for its process.
 PARAMETERS_PER_SHARD = 4_000_000
+# Number of the error that a merge rule has fewer contributions than it needs.
+TOO_FEW = 431
 
 
 @dataclass(frozen=True)
@@ -164,6 +177,8 @@ class RayAnchor:
         except SyncError as bad:
             # `outer.contribution.BadContribution`, not imported for its name: torch would come with it.
             island = getattr(bad, "island", None)
+            if bad.number == TOO_FEW:
+                raise TooFew(bad.what) from bad
             if island is None:
                 raise
             raise ContributionRefused(island, bad.what) from bad
@@ -257,7 +272,9 @@ class RayAnchor:
         # Shards that refuse say whose contribution it is; the one that was handed their errors does not.
         await self._all(grams, f"comparing contributions to round {step.key}")
         (found,) = await self._all([asked], f"weighing contributions to round {step.key}")
-        return list(found[: len(weights)]), tuple(found[len(weights) :])
+        # Factors of such a rule do not know of what scales the round as a whole (its age, or the number of islands).
+        scale = math.fsum(weights)
+        return [scale * factor for factor in found[: len(weights)]], tuple(scale * f for f in found[len(weights) :])
 
     def _work(
         self, step: Step, movement: Movement, keeper: _Keeper, factors: Sequence[float], extras: tuple[float, ...]

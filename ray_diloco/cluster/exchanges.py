@@ -76,7 +76,8 @@ class Exchanges:
     def begin(self, fragment: int) -> None:
         """Makes what is about to be emitted: an island's control follows from the steps since the last adoption."""
         self.give_back()
-        k, _ = self._fragments[fragment]
+        k, ranges = self._fragments[fragment]
+        self._exchanges[k].note(ranges)
         if self._channels[k].signal == CONTROL:
             rates = self._inner.rate_sum
             for own, shared, base, s in zip(self._own, self._controls, self._bases, self._inner.slices, strict=True):
@@ -109,6 +110,7 @@ class Exchanges:
         order = [0, *range(len(self._channels) - 1, 0, -1)]
         for fragment in sorted(fragments, key=lambda f: order.index(self._fragments[f][0])):
             k, ranges = self._fragments[fragment]
+            self._exchanges[k].give_up(ranges)
             self._exchanges[k].adopt(arrays[fragment], ranges, OVERWRITE)
         self._adopted()
 

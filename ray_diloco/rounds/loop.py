@@ -35,6 +35,7 @@ from ray_diloco.rounds.ports import (
     Step,
     Store,
     Timing,
+    TooFew,
     Work,
 )
 from ray_diloco.rounds.position import Claim, Position
@@ -70,8 +71,10 @@ class Run:
         planner: type[Planner] = FreePlans if rules.free else Plans
         self._plans = planner(rules, position, self.members, journal)
         self._rounds: dict[Due, Rendezvous] = {}
-        # Rounds of a fragment are merged one after the other.
-        self._turns = {fragment: asyncio.Lock() for fragment in range(rules.schedule.fragments)}
+        # Rounds of a fragment are merged one after the other; those of nested channels over the same elements as well.
+        one = asyncio.Lock()
+        every = range(rules.schedule.fragments)
+        self._turns = {fragment: one if rules.schedule.lanes else asyncio.Lock() for fragment in every}
         # By fragment: offers that came too late for their round, and the contributions of the last one.
         self._carried: dict[int, list[Offer]] = {}
         self._before: dict[int, Weighed] = {}
@@ -405,6 +408,11 @@ class Run:
                     self._refuse(offer, refused.reason)
                 left = [offer for offer in left if offer.island != refused.island]
                 continue
+            except TooFew as few:
+                await self._anchor.abort(key)
+                for offer in left:
+                    self._refuse(offer, str(few))
+                return None, []
             if self.rules.remembers:
                 self._before[due.fragment] = weighed
             return prepared, weighed

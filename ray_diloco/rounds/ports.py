@@ -28,6 +28,10 @@ class ContributionRefused(Exception):
         self.reason = reason
 
 
+class TooFew(Exception):
+    """There are not enough contributions for the merge rule; the round is void.  The text says how many it needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Blocks handed to an island: ranges of virtual block indices of one source's ledger."""
@@ -277,7 +281,10 @@ class Anchor(Protocol):
         """Sets version 0 of every fragment.  Refused when there already is an anchor."""
 
     async def prepare(self, step: Step) -> Prepared:
-        """Merges and steps into spare buffers; committed state stays as it is.  May raise `ContributionRefused`."""
+        """Merges and steps into spare buffers; committed state stays as it is.
+
+        Raises `ContributionRefused` for a contribution that the round can do without, `TooFew` if it cannot be merged.
+        """
 
     async def commit(self, key: str) -> None:
         """Makes a prepared round the committed state, on all keepers."""

@@ -19,7 +19,7 @@ def adopt_with(error, monkeypatch):
 
     monkeypatch.setattr(fleet, "answers", answers)
     settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(), lambda: None, None)
-    asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([]))
+    asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([], {}))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_rank_that_lives_and_does_not_answer_is_lost_whatever_it_is_doing(monk
     monkeypatch.setattr(fleet, "answers", answers)
     settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(silence_s=7.0), lambda: None, None)
     with pytest.raises(IslandLost, match="the heartbeat while adopting the anchor on i1 gave no answer within 7 s"):
-        asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([]))
+        asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([], {}))
 
 
 def test_what_the_user_must_mend_is_not_tried_again(monkeypatch):

@@ -9,13 +9,14 @@ from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.books import open_books
 from ray_diloco.cluster.journal import JournalSettings, RunJournal
 from ray_diloco.config.compose import compose
-from ray_diloco.rounds.ports import Emission, Offer, Piece, Prepared, Timing, Update
+from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.ports import SHARED, Emission, Offer, Piece, Prepared, Timing, Update
 
 CONFIG = compose(["run.name=journal", "run.rounds=5"]).config
 
 
 def offer(island, incarnation=0):
-    return Offer(island, incarnation, 0, 0, 4, 40, 2.5, Emission((Piece(0, 100, None),), 1.5, True), 3.0)
+    return Offer(island, incarnation, 0, 1, 0, 4, 40, 2.5, Emission((Piece(0, 100, None),), 1.5, True), 3.0)
 
 
 def lines_after(tmp_path, tell):
@@ -25,7 +26,7 @@ def lines_after(tmp_path, tell):
 
     async def once():
         with open_books(CONFIG, directory, None, []) as books:
-            tell(RunJournal(books, None, JournalSettings(5, None, {}, 1.0)))
+            tell(RunJournal(books, None, JournalSettings(5, 1, None, {}, 1.0)))
 
     asyncio.run(once())
     found = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -33,8 +34,8 @@ def lines_after(tmp_path, tell):
 
 
 def commit(journal, *offers):
-    prepared = Prepared("key", Update(0, 1, (Piece(0, 7, None),)), 1.0, 1.0)
-    journal.committed(1, prepared, 0.1, [(o, 1 / len(offers)) for o in offers])
+    prepared = Prepared("key", {SHARED: Update(0, 1, (Piece(0, 7, None),))}, 1.0, 1.0)
+    journal.committed(Due(0, 1), prepared, 0.1, [(o, 1 / len(offers)) for o in offers])
 
 
 def lose(journal, island, incarnation=0):
@@ -46,7 +47,7 @@ def test_an_island_that_dies_before_it_adopts_has_its_line_all_the_same(tmp_path
     def tell(journal):
         for what in ("commit", "loss") if first == "commit" else ("loss", "commit"):
             commit(journal, offer("i0"), offer("i1")) if what == "commit" else lose(journal, "i1")
-        journal.island_round(1, "i0", Timing(4, 40, 2.0))
+        journal.island_round(Due(0, 1), "i0", Timing(4, 40, 2.0))
 
     by_island = {line["island"]: line for line in lines_after(tmp_path, tell)}
     assert sorted(by_island) == ["i0", "i1"]
@@ -57,7 +58,7 @@ def test_an_island_that_dies_before_it_adopts_has_its_line_all_the_same(tmp_path
 def test_an_island_that_dies_later_has_one_line(tmp_path):
     def tell(journal):
         commit(journal, offer("i0"))
-        journal.island_round(1, "i0", Timing(4, 40, 2.0))
+        journal.island_round(Due(0, 1), "i0", Timing(4, 40, 2.0))
         lose(journal, "i0")
 
     assert [line["loss"] for line in lines_after(tmp_path, tell)] == [2.0]
