@@ -238,7 +238,7 @@ def recipe_of(channel: Channel) -> Recipe:
 
 def codec_of(config: CodecConfig, seed: int) -> Codec | ShapedCodec:
     """The codec of a `codec` section; `seed` is that of its sender, for what it draws alone."""
-    from ray_diloco.outer.payload import codec_by_name
+    from ray_diloco.outer.shaped import codec_by_name
 
     return codec_by_name(config.kind, codec_params(config, seed))
 

@@ -27,9 +27,10 @@ from ray_diloco.outer.adopt import Adopt, AdoptChunk, adopt_of
 from ray_diloco.outer.chunks import CHUNK, Piece, describe, in_chunks, pieces, quiet, squared_norm
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.layout import Layout, Range, Ranges, intersect, normalise, subtract, total
-from ray_diloco.outer.payload import Bytes, Meta, Payload, Writer, is_shaped, open_payload, require_purpose
+from ray_diloco.outer.matrices import Shape
+from ray_diloco.outer.payload import Bytes, Meta, Payload, Writer, open_payload, require_purpose
 from ray_diloco.outer.selection import Selection
-from ray_diloco.outer.shaped import Shape, ShapedCodec
+from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 
 OVERWRITE = adopt_of("overwrite")
 # Emissions of one fragment that may wait to hear whether they were merged: more than any lag of rounds that trains.

@@ -19,11 +19,12 @@ from ray_diloco.errors import SyncError
 from ray_diloco.outer import chunks
 from ray_diloco.outer.chunks import Piece, in_chunks
 from ray_diloco.outer.contribution import Offer, blamed, not_finite
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.layout import Ranges, overlaps
+from ray_diloco.outer.matrices import Shape
 from ray_diloco.outer.merge import Combine
 from ray_diloco.outer.payload import Payload, gather
 from ray_diloco.outer.selection import Positions, Selection
-from ray_diloco.outer.shaped import Dct, Shape
 
 Scratch = tuple[torch.Tensor, torch.Tensor]
 

@@ -24,7 +24,7 @@ WHOLE = LAYOUT.whole
 @contextlib.contextmanager
 def chunk_size(numel):
     """Passes cut their work every `numel` elements, so that small tensors have many chunks."""
-    modules = (chunks, exchange, payload, shard)
+    modules = (chunks, exchange, shard)
     before = chunks.CHUNK
     for module in modules:
         module.CHUNK = numel

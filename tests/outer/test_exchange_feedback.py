@@ -11,12 +11,13 @@ from outer_world import Island, anchor_payload, chunk_size, partitions, shards_o
 import ray_diloco.outer.quantise
 import ray_diloco.outer.sparse  # noqa: F401
 from ray_diloco.outer.codec import Bf16, Fp32, codec_of
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.exchange import Exchange, Feedback, Slice
 from ray_diloco.outer.layout import Range, intersect, layout_of, total
 from ray_diloco.outer.optimizer import Sgd
-from ray_diloco.outer.payload import Meta, codec_by_name, open_payload
+from ray_diloco.outer.payload import Meta, open_payload
 from ray_diloco.outer.selection import Selection
-from ray_diloco.outer.shaped import Dct
+from ray_diloco.outer.shaped import codec_by_name
 from ray_diloco.outer.step import Recipe
 
 LAYOUT = layout_of([("w", (4, 6)), ("b", (5,)), ("v", (3, 7)), ("s", ())])

@@ -11,12 +11,12 @@ from ray_diloco.errors import SyncError
 from ray_diloco.outer import chunks
 from ray_diloco.outer.adopt import adopt_of
 from ray_diloco.outer.codec import Fp32
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, intersect, layout_of, shard_ranges
 from ray_diloco.outer.optimizer import EmaNesterov, Nesterov, Sgd
 from ray_diloco.outer.payload import Meta, Writer
 from ray_diloco.outer.selection import Selection
-from ray_diloco.outer.shaped import Dct
 from ray_diloco.outer.shard import AnchorShard, Contribution, Draw
 from ray_diloco.outer.step import Recipe
 

@@ -13,11 +13,11 @@ from outer_world import LAYOUT, WHOLE, chunk_size, contribution_payload, element
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.codec import Bf16, Fp32
 from ray_diloco.outer.contribution import BadContribution, Contribution
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.layout import Range
 from ray_diloco.outer.optimizer import Nesterov
 from ray_diloco.outer.payload import Meta, Writer, open_payload
 from ray_diloco.outer.relay import Relay
-from ray_diloco.outer.shaped import Dct
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

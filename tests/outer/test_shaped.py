@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer.shaped import Dct, LowRank, shaped_of
+from ray_diloco.outer.dct import Dct
+from ray_diloco.outer.low_rank import LowRank
+from ray_diloco.outer.shaped import shaped_of
 
 shapes = st.one_of(
     st.just(()),

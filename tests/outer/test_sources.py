@@ -13,12 +13,13 @@ from ray_diloco.errors import SyncError
 from ray_diloco.outer import chunks
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.contribution import check_offers
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.layout import Range, intersect, layout_of, shard_ranges
+from ray_diloco.outer.low_rank import LowRank
 from ray_diloco.outer.optimizer import EmaNesterov, HeavyBall, Nesterov, Sgd
 from ray_diloco.outer.payload import Meta, Writer, open_payload
 from ray_diloco.outer.relay import Relay
 from ray_diloco.outer.selection import Selection
-from ray_diloco.outer.shaped import Dct, LowRank
 from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
 from ray_diloco.outer.sources import Decoded, Message, picked, source_of, transform_of
 from ray_diloco.outer.stale import DirectionSettings

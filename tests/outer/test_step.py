@@ -12,13 +12,13 @@ import ray_diloco.outer.quantise  # noqa: F401
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.codec import Bf16, codec_of
+from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.exchange import Exchange, Feedback, Slice
 from ray_diloco.outer.layout import Range, layout_of, shard_ranges
 from ray_diloco.outer.merge import MERGES, MergeSettings, factors_of, merge_rule
 from ray_diloco.outer.optimizer import EmaNesterov, HeavyBall, Nesterov, Sgd, Sign
 from ray_diloco.outer.payload import Meta
 from ray_diloco.outer.rate import OuterRate
-from ray_diloco.outer.shaped import Dct
 from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
 from ray_diloco.outer.stale import DirectionSettings
 from ray_diloco.outer.step import Recipe
