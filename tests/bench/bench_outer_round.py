@@ -20,14 +20,17 @@ import psutil
 import ray
 import torch
 
+from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.fleet import FleetSettings, RayIsland
 from ray_diloco.cluster.rank import Rank
+from ray_diloco.cluster.exchanges import Exchanges
+from ray_diloco.config.compose import compose
 from ray_diloco.config.schema import DeadlinesConfig
-from ray_diloco.outer.exchange import Exchange, Slice
+from ray_diloco.outer.exchange import Slice
 from ray_diloco.outer.layout import Layout, layout_of
-from ray_diloco.rounds.ports import Offer
+from ray_diloco.rounds.ports import SHARED, Movement, Offer, Step
 
 STEP = 1e-3
 
@@ -52,7 +55,10 @@ class _Inner:
     """What `Rank` needs of an inner rank: parameters in one flat buffer."""
 
     def __init__(self, layout: Layout, rank: int) -> None:
-        self.layout = layout
+        from types import SimpleNamespace
+
+        self.layout, self.mix, self.correction, self.rate_sum = layout, None, None, 0.0
+        self.settings = SimpleNamespace(inner=SimpleNamespace(mix=0.0, correction="none"), island="")
         self.theta = torch.zeros(layout.numel)
         self.slices = (Slice(layout.whole[0], self.theta),)
         self.emits = layout.whole
@@ -64,15 +70,12 @@ class _Inner:
 class BenchRank(Rank):
     """A rank whose training is adding a constant."""
 
-    def __init__(self, layout: Layout, island: str, codec: str) -> None:
+    def __init__(self, layout: Layout, island: str, channels: tuple) -> None:
         from types import SimpleNamespace
 
         torch.set_num_threads(1)
         self._inner = _Inner(layout, 0)
-        self._exchange = Exchange(layout, self._inner.slices, self._inner.emits)
-        from ray_diloco.outer.codec import codec_of
-
-        self._codec = codec_of(codec)
+        self._exchanges = Exchanges(self._inner, channels)
         self._job = SimpleNamespace(settings=SimpleNamespace(island=island), island=island, incarnation=0)
 
     def move(self) -> float:
@@ -137,38 +140,34 @@ def private_bytes() -> int:
 async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: list, shards: int) -> tuple[list, list]:
     """Interleaved rounds of ours and the peer; seconds of each."""
     names = [f"i{k}" for k in range(islands)]
-    anchor = RayAnchor(
-        AnchorSettings(
-            {"kind": "nesterov", "lr": 0.7, "momentum": 0.9},
-            codec_down=codec,
-            shards=shards,
-            islands=islands,
-            deadline_s=300.0,
-        )
-    )
+    choices = [f"islands.count={islands}", f"codec.up.kind={codec}", f"codec.down.kind={codec}", "run.rounds=100"]
+    channels = channels_of(compose(choices).config)
+    anchor = RayAnchor(AnchorSettings(channels, (SHARED,), shards, islands, False, "", deadline_s=300.0))
     await anchor.start(layout, [ray.get_runtime_context().get_node_id()], None, "")
     settings = FleetSettings("", None, False, DeadlinesConfig(), lambda: None, _nothing)
-    ranks = [BenchActor.remote(layout, name, codec) for name in names]
+    ranks = [BenchActor.remote(layout, name, channels) for name in names]
     fleet = [RayIsland(name, 0, [rank], None, settings) for name, rank in zip(names, ranks, strict=True)]
     for island, rank in zip(fleet, ranks, strict=True):
-        island._shards = anchor.count
-        ray.get(rank.connect.remote(anchor.count, anchor.fragments))
+        island._shards = anchor.parts
+        ray.get(rank.connect.remote(anchor.parts, anchor.cuts))
     await anchor.found(await fleet[0].found())
-    first = await anchor.current()
-    await asyncio.gather(*(island.adopt(first) for island in fleet))
+    first = await anchor.current(names[0])
+    await asyncio.gather(*(island.join(first) for island in fleet))
     mine, peers = [], []
     for k in range(rounds + 1):
         ray.get([rank.move.remote() for rank in ranks] + [peer.move.remote() for peer in other])
         began = time.perf_counter()
         emissions = await asyncio.gather(*(island.emit(0, k, k + 1) for island in fleet))
         offers = [
-            (Offer(name, 0, 0, k, 1, 1, 0.0, emission), 1 / islands)
+            (Offer(name, 0, 0, k + 1, k, 1, 1, 0.0, emission), 1 / islands)
             for name, emission in zip(names, emissions, strict=True)
         ]
-        prepared = await anchor.prepare(f"{k}", 0, offers)
-        swap = asyncio.ensure_future(anchor.commit(f"{k}"))
-        del emissions, offers
-        await asyncio.gather(*(island.adopt([prepared.update]) for island in fleet))
+        step = Step(f"{k + 1}.0:", 0, k + 1, k, (Movement(SHARED, tuple(offers)),))
+        prepared = await anchor.prepare(step)
+        swap = asyncio.ensure_future(anchor.commit(step.key))
+        del emissions, offers, step
+        update = prepared.updates[SHARED]
+        await asyncio.gather(*(island.adopt([update], {0: True}) for island in fleet))
         await swap
         mine.append(time.perf_counter() - began)
         if other:
@@ -179,9 +178,9 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
             if codec == "fp32":
                 got = ray.get(ranks[0].move.remote()) + STEP
                 np.testing.assert_allclose(got, values[0], rtol=1e-5)
-                ray.get([rank.adopt.remote([0], *(p.handle for p in prepared.update.pieces)) for rank in ranks])
+                ray.get([rank.adopt.remote([0], {}, *(p.handle for p in update.pieces)) for rank in ranks])
     print(f"  anchor shards and driver: {private_bytes() / layout.numel:.1f} private bytes per parameter", flush=True)
-    for rank in [*ranks, *anchor._shards]:
+    for rank in [*ranks, *anchor._actors]:
         ray.kill(rank)
     return mine[1:], peers[1:]
 
