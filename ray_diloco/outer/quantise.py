@@ -4,7 +4,8 @@ All are made of units that stand alone: a head (a scale or a codebook of fp32 nu
 elements, packed.  Those with a scale keep zero, sign and the largest element; those with a codebook keep the sum, as an
 entry is the mean of the elements that it stands for.  Below 4 bits use error feedback.  Sources: int8 of INTELLECT-1
 (arXiv 2412.01152), E3M0 of Streaming DiLoCo (2501.18512), 2 bits of MuLoCo (2505.23725) and SparseLoCo (2508.15706);
-formulas in ../shared/algorithms.md §3.3, §4.1, §8.4, and where the code computes them, in `kernels.py`.
+formulas in ../shared/algorithms.md §3.3, §4.1, §8.4, and where the code computes them, in `scale_kernels.py`
+and `codebook_kernels.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ray_diloco.outer import kernels
+from ray_diloco.outer import codebook_kernels, scale_kernels
 from ray_diloco.outer.chunks import CHUNK
 from ray_diloco.outer.codec import Param, Traits, refuse_parameter
 
@@ -112,8 +113,8 @@ def int8(block: int = 4096, rounding: str = "nearest", seed: int = 0) -> Quantis
         block,
         head=4,
         bits=8,
-        encoder=lambda x, unit, out, nonce: kernels.int8_encode(x, unit, out, stochastic, word, nonce),
-        decoder=kernels.int8_decode,
+        encoder=lambda x, unit, out, nonce: scale_kernels.int8_encode(x, unit, out, stochastic, word, nonce),
+        decoder=scale_kernels.int8_decode,
     )
 
 
@@ -131,8 +132,8 @@ def int4(block: int = 128, rounding: str = "nearest", seed: int = 0) -> Quantise
         block,
         head=4,
         bits=4,
-        encoder=lambda x, unit, out, nonce: kernels.int4_encode(x, unit, out, stochastic, word, nonce),
-        decoder=kernels.int4_decode,
+        encoder=lambda x, unit, out, nonce: scale_kernels.int4_encode(x, unit, out, stochastic, word, nonce),
+        decoder=scale_kernels.int4_decode,
     )
 
 
@@ -144,8 +145,8 @@ def e3m0(scale: str = "median") -> Quantiser:
 
     Args:
       scale: what s is: median, that of the unit's non-zero |x|, exactly, the lower of the two middle ones; or sampled,
-        the same of about `kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which is
-        within a few percent of it and takes half of the time.
+        the same of about `scale_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
+        is within a few percent of it and takes half of the time.
 
     Raises:
       SyncError: RD-404, no such scale.
@@ -159,8 +160,8 @@ def e3m0(scale: str = "median") -> Quantiser:
         UNIT,
         head=4,
         bits=4,
-        encoder=lambda x, unit, out, nonce: kernels.e3m0_encode(x, unit, out, exact),
-        decoder=kernels.e3m0_decode,
+        encoder=lambda x, unit, out, nonce: scale_kernels.e3m0_encode(x, unit, out, exact),
+        decoder=scale_kernels.e3m0_decode,
     )
 
 
@@ -176,8 +177,8 @@ def int8_bin_mean() -> Quantiser:
         UNIT,
         head=1024,
         bits=8,
-        encoder=lambda x, unit, out, nonce: kernels.bin_mean8_encode(x, unit, out),
-        decoder=kernels.bin_mean8_decode,
+        encoder=lambda x, unit, out, nonce: codebook_kernels.bin_mean8_encode(x, unit, out),
+        decoder=codebook_kernels.bin_mean8_decode,
     )
 
 
@@ -185,8 +186,8 @@ def two_bit(codebook: str = "quantile") -> Quantiser:
     """A codebook of 4, four codes a byte, d/4 + 16 bytes per unit of `UNIT`; an entry is the mean of its elements.
 
     Args:
-      codebook: quantile (borders are the quartiles of about `kernels.BORDER_SAMPLE` elements spread over the unit, all
-        of them for as many or fewer) or bin_mean (four equal bins between mean − 3σ and mean + 3σ).
+      codebook: quantile (borders are the quartiles of about `codebook_kernels.BORDER_SAMPLE` elements spread over the
+        unit, all of them for as many or fewer) or bin_mean (four equal bins between mean − 3σ and mean + 3σ).
 
     Raises:
       SyncError: RD-404, no such codebook.
@@ -198,8 +199,8 @@ def two_bit(codebook: str = "quantile") -> Quantiser:
         UNIT,
         head=16,
         bits=2,
-        encoder=lambda x, unit, out, nonce: kernels.two_bit_encode(x, unit, out, quantile),
-        decoder=kernels.two_bit_decode,
+        encoder=lambda x, unit, out, nonce: codebook_kernels.two_bit_encode(x, unit, out, quantile),
+        decoder=codebook_kernels.two_bit_decode,
     )
 
 
@@ -219,8 +220,8 @@ def one_bit(codebook: str = "bin_mean") -> Quantiser:
         UNIT,
         head=8,
         bits=1,
-        encoder=lambda x, unit, out, nonce: kernels.one_bit_encode(x, unit, out, quantile),
-        decoder=kernels.one_bit_decode,
+        encoder=lambda x, unit, out, nonce: codebook_kernels.one_bit_encode(x, unit, out, quantile),
+        decoder=codebook_kernels.one_bit_decode,
     )
 
 

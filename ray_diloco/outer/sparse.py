@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ray_diloco.errors import SyncError
-from ray_diloco.outer import kernels
+from ray_diloco.outer import sparse_kernels
 from ray_diloco.outer.chunks import CHUNK
 from ray_diloco.outer.codec import CODECS, Codec, Param, Traits, codec_of, refuse_parameter
 from ray_diloco.outer.quantise import Quantiser
@@ -107,7 +107,7 @@ class TopK:
             lines = target[at : at + rows * width].view(rows, width)
             at += rows * width
             kept = torch.empty(rows * k)
-            kernels.top_k(part.numpy(), length, k, self._width, lines.numpy(), kept.numpy())
+            sparse_kernels.top_k(part.numpy(), length, k, self._width, lines.numpy(), kept.numpy())
             encoded = torch.empty(rows * self._values.nbytes(k), dtype=torch.uint8)
             self._values.encode(kept, k, encoded, nonce)
             lines[:, self._index_bytes(k) :].copy_(encoded.view(rows, -1))
@@ -120,7 +120,7 @@ class TopK:
         # A copy: fp32 values behind an odd number of bytes could not be viewed as such.
         encoded = lines[:, self._index_bytes(k) :].clone(memory_format=torch.contiguous_format).view(-1)
         self._values.decode(encoded, k, kept)
-        outside = kernels.scatter(lines.numpy(), length, k, self._width, kept.numpy(), target.numpy(), subtract)
+        outside = sparse_kernels.scatter(lines.numpy(), length, k, self._width, kept.numpy(), target.numpy(), subtract)
         if outside:
             what = f"{outside} indices of a top-k payload lie outside their block of {length} elements"
             raise SyncError(
@@ -192,7 +192,7 @@ class Mask:
     def positions(self, numel: int, nonce: int) -> torch.Tensor:
         """Their places, int64 [kept], each once, in no order."""
         places = np.empty(self.kept(numel), np.int64)
-        kernels.positions(numel, _key(self.seed, nonce, numel), places)
+        sparse_kernels.positions(numel, _key(self.seed, nonce, numel), places)
         return torch.from_numpy(places)
 
     def nbytes(self, numel: int) -> int:

@@ -175,7 +175,7 @@ def check(key, values):
 
 @references
 @given(vectors)
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_short_vectors_equal_plain_numpy_bit_for_bit(key, values):
     check(key, values)
 
@@ -200,6 +200,7 @@ def test_sizes_are_those_of_the_formulas():
 
 @pytest.mark.parametrize(("name", "steps"), [("int8", 254), ("int4", 14)])
 @given(vectors)
+@settings(deadline=None)
 def test_linear_codecs_are_within_half_a_step(name, steps, values):
     codec = codec_of(name, {"block": 16})
     error = np.abs(round_trip(codec, values).astype(np.float64) - values)
@@ -209,6 +210,7 @@ def test_linear_codecs_are_within_half_a_step(name, steps, values):
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @given(vectors)
+@settings(deadline=None)
 def test_linear_codecs_are_odd_keep_the_largest_and_are_idempotent(name, values):
     codec = codec_of(name, {"block": 16})
     once = round_trip(codec, values)
@@ -298,6 +300,7 @@ def test_the_scale_of_e3m0_is_the_exact_median_of_what_is_not_zero(numel, kind):
 
 
 @given(vectors, st.integers(-40, 40))
+@settings(deadline=None)
 def test_e3m0_is_odd_and_equivariant_under_powers_of_two(values, power):
     values = values[np.abs(values) > 2.0**-60] if (np.abs(values) > 2.0**-60).any() else np.ones(1, f32)
     codec = codec_of("e3m0")
@@ -324,7 +327,7 @@ CODEBOOKS = [
 
 @pytest.mark.parametrize(("name", "params"), CODEBOOKS)
 @given(vectors)
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 def test_codebooks_of_means_keep_the_sum(name, params, values):
     decoded = round_trip(codec_of(name, params), values)
     scale = np.abs(values.astype(np.float64)).sum()

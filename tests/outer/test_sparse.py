@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.errors import SyncError
@@ -70,6 +70,7 @@ def test_top_k_equals_plain_numpy_bit_for_bit(inner, k, block):
 
 
 @given(vectors, st.integers(1, 16))
+@settings(deadline=None)
 def test_top_k_of_any_numbers_equals_plain_numpy(values, k):
     codec = codec_of("topk", {"k": k, "block": 16})
     data, decoded = top_k_reference(values, k, 16, "fp32")
@@ -78,6 +79,7 @@ def test_top_k_of_any_numbers_equals_plain_numpy(values, k):
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0]), min_size=1, max_size=40), st.integers(1, 8))
+@settings(deadline=None)
 def test_among_equals_the_first_are_kept(values, k):
     values = torch.tensor(values)
     codec = codec_of("topk", {"k": k, "block": 8})
@@ -109,6 +111,7 @@ def test_sizes_of_top_k_are_those_of_the_formula():
 
 
 @given(vectors, st.integers(1, 16))
+@settings(deadline=None)
 def test_top_k_leaves_at_most_its_share_of_the_energy(values, k):
     left = values.double() - round_trip(codec_of("topk", {"k": k, "block": 16}), values).double()
     for x, e in zip(values.double().split(16), left.split(16), strict=True):
@@ -125,6 +128,7 @@ def test_top_k_of_whole_blocks_is_the_identity_and_leaves_nothing():
 
 
 @given(vectors)
+@settings(deadline=None)
 def test_top_k_is_idempotent(values):
     codec = codec_of("topk", {"k": 3, "block": 16})
     once = round_trip(codec, values)
