@@ -1,7 +1,8 @@
 """The command `ray-diloco`: reads arguments, calls `api.py`, prints results and errors, and leaves with a code.
 
-Exit codes: 0 finished, 2 bad input, 3 infeasible, 4 failed, 130 interrupted.  Everything heavy is imported inside the
-handlers, so that `--help`, `--print-config` and a mistyped key are answered at once.
+Exit codes: 0 finished, 1 some variants of a comparison did not finish, 2 bad input, 3 infeasible, 4 failed,
+130 interrupted.  Everything heavy is imported inside the handlers, so that `--help`, `--print-config` and a mistyped
+key are answered at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ray_diloco.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, ConfigError, DilocoError
+from ray_diloco.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INCOMPLETE,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    DilocoError,
+)
 
 _EXIT_BY_STATUS = {"finished": EXIT_FINISHED, "stopped": EXIT_INTERRUPTED, "failed": EXIT_FAILED}
 
@@ -27,6 +35,14 @@ KEY=VALUE sets any key of the configuration (values are YAML), or chooses a grou
 Later ones win: defaults, group files, --config or experiment=, chosen groups, single keys.
 Every key is explained in conf/config.yaml and docs/configuration.md.
 The same command again continues the run; a larger run.rounds makes it longer."""
+
+_COMPARE_HELP = """\
+Trains several variants one after the other and lays them side by side: held-out loss at equal tokens, bytes, time.
+
+NAME is a file in conf/compare/ (default: family), which names the variants and what is claimed about them; KEY=VALUE
+lies over all of them, and run.name names the comparison.  Every variant is a run below runs/NAME/, and the results are
+runs/NAME/compare.json, compare.md and compare.html.
+The same command again runs what has not finished, and nothing else."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,6 +74,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--quiet", action="store_true", help="print errors and nothing else")
     train.set_defaults(handler=_train)
+
+    compare = commands.add_parser(
+        "compare",
+        help="train several variants and lay them side by side",
+        description=_COMPARE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument(
+        "settings", nargs="*", metavar="NAME | KEY=VALUE", help="comparison, and keys for all variants"
+    )
+    compare.add_argument("--config", metavar="FILE", help="comparison file, in place of a name")
+    compare.add_argument("--conf-dir", metavar="DIR", help="folder with group files of your own, searched first")
+    compare.add_argument("--write-docs", metavar="PAGE", help="Markdown page to write the results into, between marks")
+    compare.add_argument("--quiet", action="store_true", help="print errors and nothing else")
+    compare.set_defaults(handler=_compare)
 
     generate = commands.add_parser("generate", help="continue a text with a trained model")
     _add_run(generate)
@@ -124,10 +155,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     """Parses; settings may stand before, between and behind the options, which argparse alone does not allow."""
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    unknown = [text for text in rest if text.startswith("-") or arguments.command != "train"]
+    free = arguments.command in ("train", "compare")
+    unknown = [text for text in rest if text.startswith("-") or not free]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if arguments.command == "train":
+    if free:
         arguments.settings = [*arguments.settings, *rest]
     return arguments
 
@@ -150,6 +182,37 @@ def _train(arguments: argparse.Namespace) -> int:
 
     summary = api.run(composed, quiet=quiet)
     return _EXIT_BY_STATUS[summary["status"]]
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ray_diloco.config.comparison import read_comparison
+
+    names = [text for text in arguments.settings if "=" not in text]
+    settings = [text for text in arguments.settings if "=" in text]
+    if len(names) > 1:
+        raise ConfigError(130, f"unrecognized arguments: {' '.join(names[1:])}", "name one comparison")
+    comparison = read_comparison(names[0] if names else None, settings, arguments.config, conf_dir=arguments.conf_dir)
+
+    from ray_diloco import comparing
+    from ray_diloco.observe.comparison_page import plain
+
+    page = Path(arguments.write_docs) if arguments.write_docs else None
+    if page is not None:
+        comparing.check_page(page, comparison.name)
+    options = ["--config", arguments.config] if arguments.config else []
+    options += ["--conf-dir", arguments.conf_dir] if arguments.conf_dir else []
+    command = ["ray-diloco", "compare", *names, *options, *settings]
+    results, stopped = comparing.compare(comparison, command, quiet=arguments.quiet)
+    if page is not None:
+        comparing.write_docs(page, results)
+    if not arguments.quiet:
+        print(f"\n{plain(results)}\n\n{comparison.folder / 'compare.html'}")
+    if stopped:
+        return EXIT_INTERRUPTED
+    complete = all(each.status == "finished" for each in results.variants)
+    return EXIT_FINISHED if complete else EXIT_INCOMPLETE
 
 
 def _generate(arguments: argparse.Namespace) -> int:

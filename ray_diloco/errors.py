@@ -9,6 +9,7 @@ a mistake that they can mend.
 from __future__ import annotations
 
 EXIT_FINISHED = 0
+EXIT_INCOMPLETE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INFEASIBLE = 3
 EXIT_FAILED = 4

@@ -45,13 +45,16 @@ def test_the_surface_of_the_command_is_frozen() -> None:
     }
     assert surface == {
         "train": ["-h", "--help", "settings", "--config", "--conf-dir", "--print-config", "--quiet"],
+        "compare": ["-h", "--help", "settings", "--config", "--conf-dir", "--write-docs", "--quiet"],
         "generate": ["-h", "--help", "run", "--root", "prompt", "--tokens", "--temperature", "--seed"],
         "evaluate": ["-h", "--help", "run", "--root"],
         "version": ["-h", "--help"],
     }
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["evaluate", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["generate", "-h"], ["evaluate", "-h"], ["compare", "-h"]]
+)
 def test_help_is_printed_and_is_no_failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
@@ -117,6 +120,10 @@ def test_the_exit_code_tells_how_a_run_ended(api: Any, status: str, code: int) -
         (["generate", "run"], "RD-130: the following arguments are required: prompt"),
         (["generate", "run", "a", "b"], "RD-130: unrecognized arguments: b"),
         (["generate", "run", "a", "--tokens", "x"], "RD-130: argument --tokens: invalid int value: 'x'"),
+        (["compare", "a", "inner.H=3", "b"], "RD-130: unrecognized arguments: b"),
+        (["compare", "famly"], "RD-102: compare famly: there is no compare 'famly'"),
+        (["compare", "family", "inner.h=3"], "RD-101: argument 'inner.h=3': unknown key"),
+        (["compare", "family", "--config", "x.yaml"], "RD-108: both --config x.yaml and the comparison family"),
         (["tran"], "RD-130: argument COMMAND: invalid choice: 'tran'"),
         ([], "RD-130: the following arguments are required: COMMAND"),
     ],

@@ -27,6 +27,7 @@ def compose(
     *,
     conf_dir: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    experiment: Layer | None = None,
 ) -> Composed:
     """Puts a configuration together.
 
@@ -35,13 +36,14 @@ def compose(
       config_file: an experiment file, YAML.
       conf_dir: folder that is searched for group files before `./conf` and the packaged ones.
       settings: nested or dotted keys from Python; they count as arguments and win over the texts.
+      experiment: what stands in the place of an experiment file.
 
     Raises:
       ConfigError: 101–109, see docs/errors.md.
     """
     search = search_path(conf_dir)
     said = read_arguments(arguments, settings or {})
-    composed = typed(tree := _merge(search, read_experiment(search, said, config_file), said))
+    composed = typed(tree := _merge(search, experiment or read_experiment(search, said, config_file), said))
     _check_overrides(composed.config, tree)
     return composed
 

@@ -127,24 +127,41 @@ def read_experiment(search: Search, said: Layer, config_file: str | None) -> Lay
     return _layer_of(document, label)
 
 
-def _layer_of(document: Document, label: str) -> Layer:
-    layer = Layer(label, complete=document.values.get(COMPLETE) is True)
-    for name, value in document.values.items():
-        where = f"{label}:{document.lines.get((name,), 1)}"
-        if name == "experiment":
-            raise ConfigError(108, f"{where}: an experiment file cannot name another", "copy what it needs from there")
-        if name == COMPLETE:
-            continue
-        for path, below in _entries((name,), value):
-            line = document.lines.get(path, document.lines.get((name,), 1))
-            _read_entry((*str(name).split("."), *path[1:]), below, f"{label}:{line}", layer)
+def read_sections(document: Document, label: str, sections: Sequence[KeyPath]) -> Layer:
+    """Sections of a file, each written as an experiment file is, as one layer; the later of two settings wins."""
+    layer = Layer(label)
+    for at in sections:
+        _read_section(document, label, at, layer)
     return layer
 
 
-def _entries(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+def _layer_of(document: Document, label: str) -> Layer:
+    layer = Layer(label, complete=document.values.get(COMPLETE) is True)
+    _read_section(document, label, (), layer)
+    return layer
+
+
+def _read_section(document: Document, label: str, at: KeyPath, layer: Layer) -> None:
+    section: Any = document.values
+    for name in at:
+        section = section[name]
+    for name, value in section.items():
+        first = document.lines.get((*at, name), 1)
+        if name == "experiment":
+            raise ConfigError(
+                108, f"{label}:{first}: an experiment file cannot name another", "copy what it needs from there"
+            )
+        if name == COMPLETE and not at:
+            continue
+        for path, below in entries((name,), value):
+            line = document.lines.get((*at, *path), first)
+            _read_entry((*str(name).split("."), *path[1:]), below, f"{label}:{line}", layer)
+
+
+def entries(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Splits a mapping down to its single entries, so that each is read with its own line."""
     if isinstance(value, Mapping) and value:
         for name, below in value.items():
-            yield from _entries((*path, name), below)
+            yield from entries((*path, name), below)
     else:
         yield path, value

@@ -191,7 +191,7 @@ def _islands(records: Records) -> str:
             ]
         )
     names = ["island", "region", "rounds", "steps", "tokens", "tokens/s", "training", "restarts"]
-    return f'<h2>Islands</h2><div class="card scroll">{_table(names, rows, numbers=range(2, 8))}</div>'
+    return f'<h2>Islands</h2><div class="card scroll">{table(names, rows, numbers=range(2, 8))}</div>'
 
 
 def _happenings(records: Records) -> str:
@@ -237,7 +237,7 @@ def _configuration(records: Records) -> str:
     environment = records.figures.get("environment") or {}
     if environment:
         rows = [[str(name), str(value)] for name, value in environment.items()]
-        parts.append(f"<details><summary>Environment</summary><div>{_table([], rows)}</div></details>")
+        parts.append(f"<details><summary>Environment</summary><div>{table([], rows)}</div></details>")
     return "".join(parts)
 
 
@@ -267,7 +267,9 @@ def _phase_legend(share: Sequence[float]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], numbers: range = range(0)) -> str:
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], numbers: range = range(0)) -> str:
+    """A table; the columns `numbers` are set to the right."""
+
     def row(tag: str, cells: Sequence[str]) -> str:
         kinds = [' class="n"' if k in numbers else "" for k in range(len(cells))]
         inside = "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))

@@ -1,6 +1,9 @@
-"""The look of `report.html`: one style sheet, light or dark as the reader has it, nothing loaded from outside."""
+"""The look of `report.html`: one style sheet, light or dark as the reader has it, nothing loaded from outside.
 
-STYLE = """
+Charts that stand alone as files need its colours and the rules for charts, and nothing else of it.
+"""
+
+PALETTE = """
 :root {
   color-scheme: light dark;
   --page: #fbfaf8; --card: #ffffff; --ink: #1f2328; --soft: #5c6470; --faint: #e6e4df; --accent: #2f6f9f;
@@ -18,6 +21,22 @@ STYLE = """
     --p0: #5aa873; --p1: #56b3d0; --p2: #d3a544; --p3: #8c8edb;
   }
 }
+"""
+
+CHARTS = """
+.chart text { fill: var(--soft); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
+.chart .tick { font-variant-numeric: tabular-nums; }
+.chart .leveltext, .chart .lane { fill: var(--ink); }
+.grid { stroke: var(--faint); } .axis { stroke: var(--soft); } .level { stroke: var(--ink); stroke-dasharray: 2 4; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.dot { opacity: 0; } .dot:hover { opacity: 1; } .alone { opacity: 1; }
+.span.up { fill: var(--p0); opacity: .75; } .span.launch { fill: var(--p2); opacity: .75; }
+.span.run { fill: var(--c7); opacity: .35; }
+.mark { stroke: var(--card); stroke-width: 1.5; }
+.mark.error { fill: var(--bad); } .mark.warning { fill: var(--warn); } .mark.info { fill: var(--accent); }
+"""
+
+PAGE = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
@@ -47,16 +66,6 @@ p { margin: 8px 0; }
 .legend i { vertical-align: middle; } .legend i.box { height: 11px; width: 11px; }
 .chart { display: block; width: 100%; height: auto; overflow: visible; }
 .wide .chart { min-width: 640px; }
-.chart text { fill: var(--soft); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
-.chart .tick { font-variant-numeric: tabular-nums; }
-.chart .leveltext, .chart .lane { fill: var(--ink); }
-.grid { stroke: var(--faint); } .axis { stroke: var(--soft); } .level { stroke: var(--ink); stroke-dasharray: 2 4; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.dot { opacity: 0; } .dot:hover { opacity: 1; } .alone { opacity: 1; }
-.span.up { fill: var(--p0); opacity: .75; } .span.launch { fill: var(--p2); opacity: .75; }
-.span.run { fill: var(--c7); opacity: .35; }
-.mark { stroke: var(--card); stroke-width: 1.5; }
-.mark.error { fill: var(--bad); } .mark.warning { fill: var(--warn); } .mark.info { fill: var(--accent); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14.5px; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 13px; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--faint); vertical-align: top; }
@@ -84,3 +93,5 @@ footer { margin-top: 48px; font-size: 13px; color: var(--soft); overflow-wrap: a
 @media (max-width: 520px) { .pair { grid-template-columns: 1fr; } main { padding: 24px 14px; } }
 @media print { .tabs > div { display: block; } }
 """
+
+STYLE = PALETTE + PAGE + CHARTS

@@ -8,6 +8,7 @@ from docs_pages import ROOT, blocks, commands, page
 
 from ray_diloco.cli import build_parser, main
 from ray_diloco.config.check import check
+from ray_diloco.config.comparison import read_comparison
 from ray_diloco.config.compose import compose
 from ray_diloco.config.keys import canonical, fields_of, type_of
 from ray_diloco.config.schema import Config
@@ -25,6 +26,7 @@ def desk(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    (tmp_path / "my_variants.yaml").write_text("variants: {short: {inner.H: 10}, long: {inner.H: 50}}\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -51,6 +53,9 @@ def test_every_command_in_a_block_is_accepted(name, desk):
                 accepted(arguments.settings, arguments.config, arguments.conf_dir)
             except DilocoError as error:
                 assert str(error.number) in shown, f"{shlex.join(words)}: {error}"
+        if arguments.command == "compare":
+            names, settings = ([t for t in arguments.settings if ("=" in t) is given] for given in (False, True))
+            read_comparison(*names, arguments=settings, config_file=arguments.config, conf_dir=arguments.conf_dir)
     for words in settings_lines(name):
         accepted(words)
 
