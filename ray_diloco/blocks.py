@@ -40,7 +40,7 @@ from ray_diloco.rounds.topology import Pairs, Topology, eager, everybody, star
 if TYPE_CHECKING:
     from ray_diloco.outer.adopt import Adopt
     from ray_diloco.outer.codec import Codec
-    from ray_diloco.outer.exchange import Feedback
+    from ray_diloco.outer.error_feedback import Feedback
     from ray_diloco.outer.shaped import ShapedCodec
     from ray_diloco.outer.shard import Draw
     from ray_diloco.outer.step import Recipe
@@ -261,7 +261,7 @@ def codec_params(config: CodecConfig, seed: int) -> dict[str, Any]:
 
 def feedback_of(channel: Channel) -> Feedback | None:
     """The error feedback of a channel."""
-    from ray_diloco.outer.exchange import Feedback
+    from ray_diloco.outer.error_feedback import Feedback
 
     return Feedback(channel.up.decay, channel.up.scale) if channel.up.feedback else None
 

@@ -18,7 +18,8 @@ from ray_diloco.blocks import CONTROL, Channel, Cut, adopt_of, codec_of, draw_of
 from ray_diloco.inner.corrections import ControlVariate, EvaluationMix, Proximal, next_control
 from ray_diloco.inner.rank import InnerRank
 from ray_diloco.outer.adopt import Adopt, AdoptChunk
-from ray_diloco.outer.exchange import OVERWRITE, Emission, Exchange, Slice
+from ray_diloco.outer.emission import Emission
+from ray_diloco.outer.exchange import OVERWRITE, Exchange, Slice
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.payload import Bytes, Meta, open_payload
 

@@ -12,7 +12,8 @@ import ray_diloco.outer.quantise
 import ray_diloco.outer.sparse  # noqa: F401
 from ray_diloco.outer.codec import Bf16, Fp32, codec_of
 from ray_diloco.outer.dct import Dct
-from ray_diloco.outer.exchange import Exchange, Feedback, Slice
+from ray_diloco.outer.error_feedback import Feedback
+from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, intersect, layout_of, total
 from ray_diloco.outer.optimizer import Sgd
 from ray_diloco.outer.payload import Meta, open_payload

@@ -13,7 +13,8 @@ from ray_diloco.errors import SyncError
 from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.codec import Bf16, codec_of
 from ray_diloco.outer.dct import Dct
-from ray_diloco.outer.exchange import Exchange, Feedback, Slice
+from ray_diloco.outer.error_feedback import Feedback
+from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, layout_of, shard_ranges
 from ray_diloco.outer.merge import MERGES, MergeSettings, factors_of, merge_rule
 from ray_diloco.outer.optimizer import EmaNesterov, HeavyBall, Nesterov, Sgd, Sign
