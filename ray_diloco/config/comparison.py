@@ -157,7 +157,7 @@ def _orderings(document: Document, label: str) -> tuple[Ordering, ...]:
 
 
 def _settings(section: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{dotted(path)}={write_scalar(value)}" for path, value in entries((), section))
+    return tuple(f"{dotted(path)}={write_scalar(value)}" for path, value in entries((), section) if path)
 
 
 def _wrong(document: Document, label: str, at: tuple[Any, ...], problem: str) -> ConfigError:

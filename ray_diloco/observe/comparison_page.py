@@ -185,7 +185,7 @@ def _code(settings: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
