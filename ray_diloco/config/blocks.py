@@ -35,9 +35,6 @@ class ScheduleConfig:
     # Inner steps between emission and adoption (τ), and the same in rounds.
     delay: int = 0
     lag: int = 0
-    # none | norm
-    adaptive: str = "none"
-    priority: bool = False
 
 
 @dataclass

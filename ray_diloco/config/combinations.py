@@ -323,13 +323,6 @@ def _turns(config: Config, row: Row) -> Refusals:
             f"{count} fragments cannot take turns in {H}={row.H} steps",
             f"raise {H}, make fewer fragments, or set {row.at}schedule.spread=false",
         )
-    if schedule.priority and not (schedule.spread and row.fragments.kind in ("layers", "bins")):
-        yield ConfigError(
-            141,
-            f"{row.at}schedule.priority=true orders fragments that take turns, but {row.at}schedule.spread="
-            f"{str(schedule.spread).lower()} and {row.at}fragments.kind={row.fragments.kind}",
-            f"set {row.at}schedule.spread=true and {row.at}fragments.kind=layers or bins",
-        )
 
 
 def _buffer(config: Config, row: Row) -> Refusals:

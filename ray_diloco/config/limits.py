@@ -38,7 +38,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "inner.schedule.kind": ("wsd", "cosine", "constant"),
     "fragments.kind": ("whole", "layers", "bins", "random"),
     "fragments.draw": ("bernoulli", "partitioned"),
-    "schedule.adaptive": ("none", "norm"),
     **_codec("codec.up"),
     **_codec("codec.down"),
     "topology.kind": ("star", "ring", "hierarchy", "pairs", "none"),

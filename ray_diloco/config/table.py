@@ -76,7 +76,7 @@ def _row(name: str, row: Row, inner: str, topology: str, quorum: str, stale: str
         name,
         inner,
         _said(str(row.H), f"τ {schedule.delay}" * (schedule.delay > 0), f"lag {schedule.lag}" * (schedule.lag > 0)),
-        _said(_fragments(row.fragments), "in turn" * schedule.spread, "by priority" * schedule.priority),
+        _said(_fragments(row.fragments), "in turn" * schedule.spread),
         _said(_codec(row.codec.up), f"down {_codec(row.codec.down)}" * (row.codec.down.kind != "fp32")),
         topology,
         quorum,

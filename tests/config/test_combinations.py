@@ -111,7 +111,6 @@ REFUSED = {
     "more layers than steps": (
         141, ["inner.H=2", "fragments.kind=layers", "fragments.size=1", "schedule.spread=true"], "3 fragments", "raise",
     ),
-    "priority without turns": (141, ["schedule.priority=true"], "schedule.spread=false", "schedule.spread=true"),
     "controls with adamw": (142, [*SCAFFOLD, "inner.optimizer.name=adamw"], "name=adamw", "inner.optimizer.name=sgd"),
     "controls with momentum": (142, [*SCAFFOLD, "inner.optimizer.momentum=0.9"], "momentum=0.9", "momentum=0"),
     "controls that nobody sends": (
