@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ray_diloco.outer.adopt import Adopt
     from ray_diloco.outer.codec import Codec
     from ray_diloco.outer.error_feedback import Feedback
+    from ray_diloco.outer.random_fragments import Draw
     from ray_diloco.outer.shaped import ShapedCodec
-    from ray_diloco.outer.shard import Draw
     from ray_diloco.outer.step import Recipe
 
 MAIN = "main"
@@ -276,7 +276,7 @@ def adopt_of(channel: Channel) -> Adopt:
 
 def draw_of(channel: Channel) -> Draw | None:
     """The random fragments of a channel."""
-    from ray_diloco.outer.shard import Draw
+    from ray_diloco.outer.random_fragments import Draw
 
     f = channel.fragments
     return Draw(f.draw, f.p, channel.seed) if f.kind == "random" else None

@@ -43,7 +43,7 @@ from ray_diloco.outer.matrices import Shape
 from ray_diloco.outer.shaped import ShapedCodec
 from ray_diloco.outer.writer import Writer
 
-__all__ = ["Bytes", "Meta", "Payload", "Writer", "gather", "open_payload", "require_purpose"]
+__all__ = ["Bytes", "Meta", "Payload", "Writer", "gather", "open_payload", "require_purpose", "require_whole"]
 
 
 class Payload:
@@ -219,6 +219,13 @@ def require_purpose(payload: Payload, purpose: str) -> None:
     found = payload.header.meta.purpose
     if found != purpose:
         raise SyncError(412, f"a payload has the purpose {found}, not {purpose}", "do not mix up payloads")
+
+
+def require_whole(payload: Payload) -> None:
+    """Raises RD-412 if a payload does not simply have the elements of its ranges."""
+    if payload.header.selection is not None or not payload.dense:
+        what = f"an {payload.header.meta.purpose} payload has a selection or codes of whole tensors"
+        raise SyncError(412, what, "send all elements, each by itself")
 
 
 def _kind(array: object) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from ray_diloco.outer import chunks, payload, shard
+from ray_diloco.outer import chunks, payload
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.exchange import Exchange, Slice
 from ray_diloco.outer.layout import Range, intersect, layout_of, normalise, shard_ranges
@@ -24,15 +24,12 @@ WHOLE = LAYOUT.whole
 @contextlib.contextmanager
 def chunk_size(numel):
     """Passes cut their work every `numel` elements, so that small tensors have many chunks."""
-    modules = (chunks, shard)
     before = chunks.CHUNK
-    for module in modules:
-        module.CHUNK = numel
+    chunks.CHUNK = numel
     try:
         yield
     finally:
-        for module in modules:
-            module.CHUNK = before
+        chunks.CHUNK = before
 
 
 def contribution_payload(values, ranges, island="i0", version=0, fragment=0, codec=None, incarnation=0):

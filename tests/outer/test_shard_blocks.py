@@ -21,9 +21,11 @@ from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.codec import Bf16, Fp32
 from ray_diloco.outer.layout import Range, layout_of
 from ray_diloco.outer.merge import MergeSettings
+from ray_diloco.outer.moves import PAST
 from ray_diloco.outer.optimizer import AdamW, DelayedNesterov, EmaNesterov, HeavyBall, Nesterov, Sgd
 from ray_diloco.outer.payload import Meta, Writer, open_payload
-from ray_diloco.outer.shard import PAST, AnchorShard, BadContribution, Contribution, Draw
+from ray_diloco.outer.random_fragments import Draw
+from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
 from ray_diloco.outer.stale import DirectionSettings
 from ray_diloco.outer.step import Recipe
 
