@@ -26,7 +26,7 @@ EXPLANATION = (
     "Held-out loss at the end in nats per token; payload bytes of all islands together; exposed: seconds in which an "
     "island sent, waited or adopted instead of training, mean over islands. One run of each with the same seed."
 )
-WIDTH, HEIGHT, LEGEND_ROW = 980, 360, 20
+WIDTH, HEIGHT, LEGEND_ROW, MARGIN = 980, 360, 20, 12
 
 
 def write_results(folder: Path, results: Results) -> None:
@@ -242,10 +242,13 @@ def _placed(
 
 
 def standalone(chart: str) -> str:
-    """A chart as a file of its own: with a name space, its colours and a ground to stand on."""
+    """A chart as a file of its own: with a name space, its colours, a ground to stand on and a margin."""
     opening, inside = chart.split(">", 1)
-    ground = '<rect width="100%" height="100%" style="fill:var(--card)"/>'
-    return f'{opening} xmlns="http://www.w3.org/2000/svg"><style>{PALETTE}{CHARTS}</style>{ground}{inside}\n'
+    width, height = map(int, re.findall(r'viewBox="0 0 (\d+) (\d+)"', opening)[0])
+    box = f"{-MARGIN} {-MARGIN} {width + 2 * MARGIN} {height + 2 * MARGIN}"
+    opening = opening.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="{box}" xmlns="http://www.w3.org/2000/svg"')
+    ground = f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" style="fill:var(--card)"/>'
+    return f"{opening}><style>{PALETTE}{CHARTS}</style>{ground}{inside}\n"
 
 
 def _with_legend(chart: str, series: Sequence[Series]) -> str:

@@ -70,7 +70,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 13px; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--faint); vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
-td.n, th.n { text-align: right; } td.t { white-space: nowrap; color: var(--soft); }
+td.n, th.n { text-align: right; } td.n, td.t { white-space: nowrap; } td.t { color: var(--soft); }
 td.warning { color: var(--warn); } td.error { color: var(--bad); }
 .scroll { overflow-x: auto; }
 pre { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
