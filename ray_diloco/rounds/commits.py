@@ -37,6 +37,7 @@ class Commits:
         self._tickets: dict[int, dict[str, _Ticket]] = {}
         self._early: dict[int, dict[str, Written]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: set[int] = set()
 
     @property
     def writing(self) -> bool:
@@ -48,6 +49,7 @@ class Commits:
         loop = asyncio.get_running_loop()
         tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in snapshot.members}
         self.sent = snapshot.round
+        self._starting.add(snapshot.round)
         for round_ in [r for r in self._early if r <= snapshot.round]:
             for name, written in self._early.pop(round_).items():
                 if round_ == snapshot.round and name in tickets:
@@ -55,6 +57,15 @@ class Commits:
         task = asyncio.create_task(self._write(snapshot, tickets, told))
         self._tasks.add(task)
         task.add_done_callback(self._end)
+
+    async def begun(self) -> None:
+        """Waits until keepers have been asked for every commit that was started: until then they must not move."""
+        while self._starting:
+            await asyncio.sleep(0)
+
+    def early(self, round_: int) -> set[str]:
+        """Islands that have handed over their state for a round whose commit has not begun."""
+        return set(self._early.get(round_, ()))
 
     def owed(self, island: str) -> list[int]:
         """Rounds whose commits wait for the inner state of an island."""
@@ -98,7 +109,10 @@ class Commits:
     async def _write(self, snapshot: Snapshot, tickets: Mapping[str, _Ticket], told: Awaitable[None]) -> None:
         inner = {name: _entries(ticket) for name, ticket in tickets.items()}
         try:
-            await self._store.save(snapshot, inner, told)
+            saving = asyncio.ensure_future(self._store.save(snapshot, inner, told))
+            await asyncio.sleep(0)
+            self._starting.discard(snapshot.round)
+            await saving
         finally:
             # A store that failed early has not asked for all of them.
             for entries in inner.values():

@@ -82,7 +82,7 @@ class Run:
         self._commits = Commits(store, position.round, self._written)
         self._evaluations: dict[int, Evaluation] = {}
         self._failures, self._refusal = 0, ""
-        self._resumed = position.round
+        self._resumed, self._resumed_versions = position.round, dict(position.versions)
         self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
         self._stopping = False
         # By fragment: the newest round of which nothing is kept any more.
@@ -107,6 +107,9 @@ class Run:
             await _cancel({*slots, halted, *undecided})
             await _settled(set(self._concluding.values()))
             await self._commits.settle()
+            for offer in [offer for carried in self._carried.values() for offer in carried]:
+                self._refuse(offer, "the run ended before the round that it was carried to")
+            self._carried.clear()
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:
@@ -161,9 +164,7 @@ class Run:
                 await self._anchor.found(await island.found())
                 await self._journal.trace(None, None, ())
                 self.position.founded = True
-        if island.restored is not None and self.position.round == self._resumed:
-            member.versions, member.settled = dict(island.restored), True
-        else:
+        if not await self._take_up(member, island):
             await self._enter(member, island)
         self._journal.event(
             "island_joined", island=member.name, incarnation=member.incarnation, region=island.region or None
@@ -171,14 +172,33 @@ class Run:
         if self._owes_evaluation and self.position.round == self._resumed:
             await self._evaluate(member, island, self._resumed, self.rules.evaluate_blocks, None)
 
+    async def _take_up(self, member: Member, island: Island) -> bool:
+        """Lets an island go on with the parameters that a commit holds of it, if they belong to the present anchors."""
+        committed = self.position.versions
+        if island.restored is None or committed != self._resumed_versions or island.restored.keys() != committed.keys():
+            return False
+        if any(island.restored[fragment] > version for fragment, version in committed.items()):
+            # It had gone on by itself when it handed over its state, and that was never committed.
+            return False
+        behind = {fragment for fragment, version in committed.items() if island.restored[fragment] < version}
+        if behind and not self.rules.free:
+            updates = await self._anchor.current(member.name)
+            member.inherited = {update.fragment: update for update in updates if update.fragment in behind}
+        member.versions, member.restored, member.joined_at = dict(island.restored), True, dict(committed)
+        return True
+
     async def _sail(self, member: Member, island: Island) -> None:
         """Trains, emits and adopts until no segment is left."""
-        while (assignment := await self._assignment(member, island)) is not None:
+        left: Boundary | None = None
+        while (assignment := await self._assignment(member, island, left)) is not None:
             started, timing = _now(), Timing()
-            work, boundary = assignment
+            work, boundary, skipped = assignment
             member.leases.append(work.lease)
+            if skipped:
+                self._reconsider()
             if member.joined_late(self.position.versions):
                 timing.adopt_s += await self._enter(member, island)
+            await self._catch_up(member, island, [due for one in skipped for due in one.adopts], timing)
             member.state, member.settled = State.TRAINING, True
             report = await island.train(work)
             self._trained(member, work, report)
@@ -192,9 +212,14 @@ class Run:
             timing.wall_s = _now() - started
             self._book(member, adopted, timing)
             await self._hand_over(member, island, boundary)
+            left = boundary
             for due, outcome in adopted:
-                if due.fragment == self.rules.last_fragment and self.rules.evaluated(due.round):
+                ended = due.fragment == self.rules.last_fragment and due.round > self._resumed
+                if ended and self.rules.evaluated(due.round):
                     await self._evaluate(member, island, due.round, self.rules.evaluate_blocks, outcome)
+        while not self._plans.complete:
+            await self._plans.changed()
+        await self._settle_up(member, island, left)
         await self._evaluate(member, island, self.rules.schedule.rounds, self.rules.final_blocks, None)
         # Its ranks write their inner state in the background; they may only end when that is part of a commit.
         while self._commits.writing:
@@ -210,22 +235,25 @@ class Run:
         member.trained(report.steps, report.tokens)
         self._plans.measured(member.name, report.steps, report.seconds)
 
-    async def _assignment(self, member: Member, island: Island) -> Assignment | None:
-        """Waits for the island's next segment; None when nothing is left to train."""
+    async def _assignment(self, member: Member, island: Island, left: Boundary | None) -> Assignment | None:
+        """Waits for the island's next segment; None when nothing is left to train.  It stands where it `left`."""
         member.state = State.READY
         self._plans.launched(member.name)
         while True:
-            if self.rules.free:
-                # It may have waited here when the commit began.
-                await self._hand_over(member, island, None)
-            else:
-                self._commits.excuse(member.name)
+            await self._settle_up(member, island, left)
             if self._plans.over(member):
                 return None
             assignment = self._plans.take(member, halted=self._stopping and self._commits.sent == self.position.round)
             if assignment is not None:
                 return assignment
             await self._plans.changed()
+
+    async def _settle_up(self, member: Member, island: Island, left: Boundary | None) -> None:
+        """Hands over for commits that began while the island stood where it is; nothing is expected of a joiner."""
+        if left is None:
+            self._commits.excuse(member.name)
+        while left is not None and self._commits.owed(member.name):
+            await self._hand_over(member, island, left)
 
     async def _emit(self, member: Member, island: Island, due: Due, timing: Timing) -> Due:
         """Offers what is due and returns the round it is for; what cannot count is refused here, by name."""
@@ -235,6 +263,7 @@ class Run:
         timing.send_s += _now() - started
         timing.norm, timing.bytes_up = emission.norm, timing.bytes_up + emission.nbytes
         due = self._plans.numbered(due)
+        member.under_way.add(due)
         steps, tokens = member.done[due.fragment]
         self.position.claims[due, member.name] = Claim(tuple(member.leases), *member.unclaimed)
         member.leases.clear()
@@ -273,25 +302,43 @@ class Run:
         """Waits for a round and adopts what came of it; who came too late for it adopts what is newest."""
         member.state = State.WAITING
         started = _now()
-        outcome = await asyncio.shield(self._rendezvous(due).outcome)
+        rendezvous = self._rounds.get(due) or Rendezvous.void(due)
+        outcome = await asyncio.shield(rendezvous.outcome)
         timing.wait_s += _now() - started
         member.state = State.ADOPTING
         late = due in member.late
         member.late.discard(due)
+        own = due in member.under_way or (member.restored and self._plans.passed(due))
+        member.under_way.discard(due)
         if outcome.prepared is not None and not late:
             update = outcome.prepared.update_of(member.name)
+        elif self._plans.passed(due) and due.fragment in member.inherited:
+            update = member.inherited[due.fragment]
         else:
             current = await self._anchor.current(member.name)
             update = next(u for u in current if u.fragment == due.fragment)
+        if not self._plans.passed(due):
+            member.inherited.pop(due.fragment, None)
         # A late contribution that is carried on will be merged.
         merged = self.rules.quorum.carry if late else member.name in outcome.merged
-        if update.version > member.versions[due.fragment] or outcome.prepared is None:
+        if update.version > member.versions[due.fragment] or (own and outcome.prepared is None):
             started = _now()
-            await island.adopt((update,), {due.fragment: merged})
+            if own:
+                await island.adopt((update,), {due.fragment: merged})
+            else:
+                # A rule that mixes or rebases would begin from an emission that there was not.
+                await island.join((update,))
             member.adopted(due.fragment, update.version)
             timing.adopt_s += _now() - started
             timing.bytes_down += update.nbytes
         return outcome
+
+    async def _catch_up(self, member: Member, island: Island, missed: Sequence[Due], timing: Timing) -> None:
+        """Adopts what was due at boundaries that an island skips, the newest of each fragment."""
+        newest = {due.fragment: due for due in missed}
+        for due in missed:
+            if due in member.under_way or due == newest[due.fragment]:
+                await self._take(member, island, due, timing)
 
     async def _enter(self, member: Member, island: Island) -> float:
         """Takes an island to the newest anchors; returns the seconds that took."""
@@ -300,6 +347,7 @@ class Run:
         await island.join(updates)
         for update in updates:
             member.adopted(update.fragment, update.version)
+        member.joined_at = dict(member.versions)
         return _now() - started
 
     async def _hand_over(self, member: Member, island: Island, boundary: Boundary | None) -> None:
@@ -339,6 +387,9 @@ class Run:
         self._commits.lost(member.name)
         self._journal.event("island_lost", island=member.name, incarnation=member.incarnation, reason=reason)
         self._failure(f"island {member.name} was lost: {reason}")
+        self._reconsider()
+
+    def _reconsider(self) -> None:
         for rendezvous in list(self._rounds.values()):
             rendezvous.reconsider()
 
@@ -371,6 +422,8 @@ class Run:
                 self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
                 self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
                 return
+            await self._in_order(due)
+            await self._commits.begun()
             # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
             swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
@@ -381,6 +434,16 @@ class Run:
             if self._resolve(rendezvous, outcome):
                 self._make_durable(told)
         await told
+
+    async def _in_order(self, due: Due) -> None:
+        """Waits for rounds that were emitted earlier, where all islands are waited for.
+
+        A commit then holds all that was contributed up to a step, and nothing from beyond it.
+        """
+        if self.rules.free or self.rules.quorum.kind != "all":
+            return
+        place = self._plans.place(due)
+        await _settled({task for other, task in self._concluding.items() if self._plans.place(other) < place})
 
     async def _tell(
         self, due: Due, prepared: Prepared, weighed: Weighed, swap: asyncio.Future[None], started: float
@@ -396,7 +459,12 @@ class Run:
         while left:
             version = self.position.versions[due.fragment]
             factors = self.rules.weigh(left, [version - offer.base_version for offer in left], _now())
-            weighed = [(offer, factor) for offer, factor in zip(left, factors, strict=True)]
+            for offer in [offer for offer, factor in zip(left, factors, strict=True) if factor == 0]:
+                self._refuse(offer, "its weight is 0")
+            weighed = [(offer, factor) for offer, factor in zip(left, factors, strict=True) if factor != 0]
+            left = [offer for offer, _ in weighed]
+            if not left:
+                break
             meeting = Meeting(due.round, tuple(sorted(self.rules.islands)), weighed, self._before.get(due.fragment, ()))
             key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}/{o.round}" for o in left)
             step = Step(key, due.fragment, due.round, version, self.rules.topology(meeting))
@@ -453,7 +521,12 @@ class Run:
     def _make_durable(self, told: asyncio.Task[None]) -> None:
         """Starts the durable write of where the run stands, if it is time for one."""
         round_ = self.position.round
-        if self.rules.durable(round_) or self._stopping:
+        wanted = self.rules.durable(round_)
+        if self._stopping and not wanted:
+            # Islands that have gone on, and did not know, could not say any more where they stood.
+            beyond = set() if self.rules.exact else self._plans.beyond(Due(self.rules.last_fragment, round_))
+            wanted = beyond <= self._commits.early(round_)
+        if wanted:
             crew = sorted(m.name for m in self.members.values() if m.sailing)
             self._commits.start(self.position.snapshot(round_, crew), told)
 

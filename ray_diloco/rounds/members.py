@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ray_diloco.outer.schedule import Due
-from ray_diloco.rounds.ports import Lease, Timing
+from ray_diloco.rounds.ports import Lease, Timing, Update
 
 
 class State(StrEnum):
@@ -48,23 +48,33 @@ class Member:
 
     Attributes:
       segment: the last segment that it was given; None for a joiner.
+      first: the first segment that was planned for it.
       versions: per fragment, the anchor version that its base is a copy of.
       done: per fragment, steps and tokens since that adoption.
       leases: trained or under way, not yet part of an offer; `unclaimed`: steps and tokens trained on them.
       late: rounds that had closed when its offer came.
+      under_way: rounds that it has offered to and not yet adopted.
+      restored: its parameters and bases are those of the commit that the run went on from.
+      inherited: by fragment, the anchor of a round that was under way when that commit was made.
+      joined_at: versions of all anchors when it joined.
       timing: of its segments since the last round of the whole model.
-      settled: it has begun to train, or stands where a commit says.
+      settled: it has begun to train.
     """
 
     name: str
     incarnation: int
     state: State = State.LAUNCHING
     segment: int | None = None
+    first: int = 0
     versions: dict[int, int] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
     unclaimed: tuple[int, int] = (0, 0)
     late: set[Due] = field(default_factory=set)
+    under_way: set[Due] = field(default_factory=set)
+    restored: bool = False
+    inherited: dict[int, Update] = field(default_factory=dict)
+    joined_at: dict[int, int] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
     settled: bool = False
 
@@ -84,8 +94,8 @@ class Member:
         return self.state is State.READY and self.segment is None
 
     def joined_late(self, committed: dict[int, int]) -> bool:
-        """True before the first work of an island that had adopted versions which have moved on since."""
-        return not self.settled and self.versions != committed
+        """True before the first work of an island if anchors have moved on since it joined."""
+        return not self.settled and self.joined_at != committed
 
     def trained(self, steps: int, tokens: int) -> None:
         """Adds a segment's work to every fragment's account."""

@@ -23,10 +23,11 @@ from ray_diloco.rounds.rules import Rules
 
 
 class Assignment(NamedTuple):
-    """A segment of work and what is due after it."""
+    """A segment of work and what is due after it; `skipped` are boundaries that the island will not reach."""
 
     work: Work
     boundary: Boundary
+    skipped: tuple[Boundary, ...] = ()
 
 
 class Planner(ABC):
@@ -58,6 +59,14 @@ class Planner(ABC):
     @abstractmethod
     def passed(self, due: Due) -> bool:
         """True if a round was over when the run went on from its commit."""
+
+    @abstractmethod
+    def place(self, due: Due) -> tuple[int, bool]:
+        """Where a round stands in the order of emissions."""
+
+    @abstractmethod
+    def beyond(self, due: Due) -> set[str]:
+        """Islands that have gone on since they were to offer to a round."""
 
     @abstractmethod
     def concluded(self, due: Due) -> bool:
@@ -123,17 +132,29 @@ class Plans(Planner):
         work = self._planned.get(index, {}).pop(member.name, None)
         if work is None:
             return None
+        before = index - 1 if member.segment is None else member.segment
+        skipped = tuple(self._course.boundary(i) for i in range(before + 1, index))
         member.segment = index
-        return Assignment(work, self._course.boundary(index))
+        return Assignment(work, self._course.boundary(index), skipped)
 
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`."""
         last = self._course.emission(due)
-        return {m.name for m in self._members.values() if m.sailing and (m.segment or 0) <= last}
+        sailing = (m for m in self._members.values() if m.sailing)
+        return {m.name for m in sailing if (m.segment or 0) <= last and m.first <= last}
 
     def passed(self, due: Due) -> bool:
         """See `Planner.passed`."""
         return self._course.emission(due) == 0
+
+    def place(self, due: Due) -> tuple[int, bool]:
+        """See `Planner.place`: by boundary, and there faster channels first."""
+        return self._course.emission(due), due.fragment < self._rules.schedule.main
+
+    def beyond(self, due: Due) -> set[str]:
+        """See `Planner.beyond`."""
+        last = self._course.emission(due)
+        return {m.name for m in self._members.values() if m.sailing and (m.segment or 0) > last}
 
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
@@ -177,7 +198,7 @@ class Plans(Planner):
         plan = self._planned[index] = {}
         for member in self._ready():
             if member.segment is None:
-                member.segment = index - 1
+                member.segment, member.first = index - 1, index
             plan[member.name] = self._work(member, index, start, until - start)
         self._journal.event("round_opened", segment=index, step=start, until=until, islands=sorted(plan))
         self.pulse()
@@ -228,6 +249,14 @@ class FreePlans(Planner):
     def passed(self, due: Due) -> bool:
         """See `Planner.passed`."""
         return due.round <= self._resumed
+
+    def place(self, due: Due) -> tuple[int, bool]:
+        """See `Planner.place`."""
+        return due.round, due.fragment < self._rules.schedule.main
+
+    def beyond(self, due: Due) -> set[str]:
+        """See `Planner.beyond`: they hand over where they stand."""
+        return set()
 
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""

@@ -308,7 +308,8 @@ class Store(Protocol):
         """Writes anchor, outer state and manifest; returns when the commit is durable.  Never raises for a fault of
         the storage: that is an event, and the previous commit stays the newest.
 
-        The manifest waits for `told`: whoever goes on from a commit finds metrics and trace of its round.
+        Keepers are asked for what they hold before it first waits: nothing else is committed until then.  The manifest
+        waits for `told`: whoever goes on from a commit finds metrics and trace of its round.
         """
 
 
