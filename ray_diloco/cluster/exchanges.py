@@ -99,7 +99,8 @@ class Exchanges:
         arrays = _by_fragment(payloads)
         for fragment in fragments:
             k, ranges = self._fragments[fragment]
-            self._exchanges[k].acknowledge(ranges, merged.get(fragment, False))
+            if fragment in merged:
+                self._exchanges[k].acknowledge(ranges, merged[fragment])
             self._exchanges[k].adopt(arrays[fragment], ranges)
             self._follow(k, ranges)
         self._adopted()

@@ -319,12 +319,13 @@ class Run:
             update = next(u for u in current if u.fragment == due.fragment)
         if not self._plans.passed(due):
             member.inherited.pop(due.fragment, None)
-        # A late contribution that is carried on will be merged.
+        # A late contribution that is carried on will be merged; of what an earlier process sent this one knows nothing.
         merged = self.rules.quorum.carry if late else member.name in outcome.merged
+        heard = {} if self._plans.passed(due) else {due.fragment: merged}
         if update.version > member.versions[due.fragment] or (own and outcome.prepared is None):
             started = _now()
             if own:
-                await island.adopt((update,), {due.fragment: merged})
+                await island.adopt((update,), heard)
             else:
                 # A rule that mixes or rebases would begin from an emission that there was not.
                 await island.join((update,))
