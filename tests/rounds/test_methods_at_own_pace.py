@@ -18,6 +18,7 @@ from direct_loops import (
     nesterov,
     ran,
     same,
+    unit,
 )
 from quadratics import DIM, START
 
