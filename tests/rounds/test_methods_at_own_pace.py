@@ -9,17 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from direct_loops import (
-    NAMES,
-    PLAIN,
-    TENSORS,
-    THREE,
-    locals_of,
-    nesterov,
-    ran,
-    same,
-    unit,
-)
+from direct_loops import NAMES, PLAIN, TENSORS, THREE, locals_of, nesterov, ran, same, unit
 from quadratics import DIM, START
 
 

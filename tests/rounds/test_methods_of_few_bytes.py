@@ -8,17 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from direct_loops import (
-    NAMES,
-    PLAIN,
-    SHAPES,
-    TENSORS,
-    THREE,
-    locals_of,
-    nesterov,
-    ran,
-    same,
-)
+from direct_loops import NAMES, PLAIN, SHAPES, TENSORS, THREE, locals_of, nesterov, ran, same
 from quadratics import DIM, START
 
 from ray_diloco.outer.layout import Range
