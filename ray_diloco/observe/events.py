@@ -30,7 +30,7 @@ EVENTS: dict[str, str] = {
     "round_opened": "Islands were given a segment of inner steps (segment, step, until, islands).",
     "contribution_rejected": "A contribution was refused and does not count (round, fragment, island, reason).",
     "round_closed": "No more contributions are taken for a round (round, fragment, islands, absent).",
-    "fragment_committed": "A part of the model, or of a side channel, moved (round, fragment, version, islands, weights).",
+    "fragment_committed": "A part of the model or a side channel moved (round, fragment, version, islands, weights).",
     "round_committed": "The anchor moved (round, rounds, version, loss, islands, weights, tokens, bytes_up/_down).",
     "round_aborted": "A round was given up; anchor, version and ledger are as before it (round, fragment).",
     "checkpoint_written": "A commit became durable (round, bytes, write_s).",
