@@ -84,7 +84,7 @@ class Run:
         self._failures, self._refusal = 0, ""
         self._resumed, self._resumed_versions = position.round, dict(position.versions)
         self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
-        self._stopping = False
+        self._stopping = self._ending = False
         # By fragment: the newest round of which nothing is kept any more.
         self._forgotten: dict[int, int] = {}
         self._founding = asyncio.Lock()
@@ -103,6 +103,7 @@ class Run:
                 for task in done:
                     task.result()
         finally:
+            self._ending = True
             undecided = {self._concluding[due] for due, r in self._rounds.items() if not r.closed.done()}
             await _cancel({*slots, halted, *undecided})
             await _settled(set(self._concluding.values()))
@@ -217,6 +218,9 @@ class Run:
                 ended = due.fragment == self.rules.last_fragment and due.round > self._resumed
                 if ended and self.rules.evaluated(due.round):
                     await self._evaluate(member, island, due.round, self.rules.evaluate_blocks, outcome)
+        # What it trained for rounds that closed without it.
+        self.position.release(member.leases)
+        member.leases.clear()
         while not self._plans.complete:
             await self._plans.changed()
         await self._settle_up(member, island, left)
@@ -262,7 +266,7 @@ class Run:
         emission = await island.emit(due.fragment, base, due.round)
         timing.send_s += _now() - started
         timing.norm, timing.bytes_up = emission.norm, timing.bytes_up + emission.nbytes
-        due = self._plans.numbered(due)
+        due = self._plans.numbered(due, member.name)
         member.under_way.add(due)
         steps, tokens = member.done[due.fragment]
         self.position.claims[due, member.name] = Claim(tuple(member.leases), *member.unclaimed)
@@ -425,6 +429,10 @@ class Run:
                 return
             await self._in_order(due)
             await self._commits.begun()
+            if self._ending:
+                # Nobody is left to hand over what a commit of it would need.
+                await self._anchor.abort(prepared.key)
+                return
             # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
             swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))

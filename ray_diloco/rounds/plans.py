@@ -76,7 +76,7 @@ class Planner(ABC):
     def withdraw(self, name: str) -> None:
         """Takes back the segments that a lost island had been given."""
 
-    def numbered(self, due: Due) -> Due:
+    def numbered(self, due: Due, name: str) -> Due:
         """The round that an island's offer belongs to."""
         return due
 
@@ -160,7 +160,7 @@ class Plans(Planner):
         """See `Planner.concluded`."""
         index = self._course.emission(due)
         self._frontier = max(self._frontier, index + 1)
-        for old in [i for i in self._planned if i < index]:
+        for old in [i for i in self._planned if i < self._frontier]:
             for name in list(self._planned[old]):
                 self._position.release([self._planned[old].pop(name).lease])
             del self._planned[old]
@@ -212,6 +212,7 @@ class FreePlans(Planner):
         self._resumed = position.round
         self._numbers = dict.fromkeys(range(rules.schedule.main), position.round)
         self._under_way: set[str] = set()
+        self._owners: dict[Due, str] = {}
         self._segments = 0
 
     def over(self, member: Member) -> bool:
@@ -237,10 +238,12 @@ class FreePlans(Planner):
         due = tuple(Due(fragment, 0) for fragment in range(rules.schedule.main))
         return Assignment(work, Boundary(start + work.steps, (Stage(due, due),)))
 
-    def numbered(self, due: Due) -> Due:
+    def numbered(self, due: Due, name: str) -> Due:
         """A round of its own."""
         self._numbers[due.fragment] += 1
-        return Due(due.fragment, self._numbers[due.fragment])
+        due = Due(due.fragment, self._numbers[due.fragment])
+        self._owners[due] = name
+        return due
 
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`: nobody but the one who has offered."""
@@ -261,7 +264,9 @@ class FreePlans(Planner):
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
         ended = due.fragment == self._rules.last_fragment and due.round > self._position.round
+        owner = self._owners.pop(due, "")
         if ended:
+            self._under_way.discard(owner)
             self._position.round, self._position.step = due.round, self._step(due.round)
         self.pulse()
         return ended
