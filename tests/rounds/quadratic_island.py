@@ -149,7 +149,7 @@ class QuadraticIsland:
         await asyncio.sleep(0.05 if self.world.tape is None else 0.0)
         for update in updates:
             k = self.world.keeper.channel(update.fragment)
-            if self.unheard.get(update.fragment):
+            if update.fragment in merged and self.unheard.get(update.fragment):
                 where, said = self.unheard[update.fragment].popleft()
                 if not merged.get(update.fragment, False):
                     self.error[k][where] += said

@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ from ray_diloco.rounds.ports import (
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import IslandPlan, Rules
 from ray_diloco.simulate.clock import run_virtual
+
+
+@lru_cache
+def configuration(settings):
+    """The configuration that arguments give."""
+    return compose([*settings]).config
 
 
 @dataclass
@@ -83,7 +90,7 @@ class World:
         owes_evaluation=False,
         rules=None,
     ):
-        self.config = compose([*settings]).config
+        self.config = configuration(settings)
         self.channels = channels_of(self.config)
         self.cuts = cuts_of(self.channels, LAYOUT)
         self.names = island_names(self.config)
@@ -180,6 +187,7 @@ class World:
             version=prepared.version,
             islands=[offer.island for offer, _ in offers],
             rounds=[offer.round for offer, _ in offers],
+            bases=[offer.base_version for offer, _ in offers],
             weights=[weight for _, weight in offers],
             steps=[offer.steps for offer, _ in offers],
             tokens=self.position.tokens,
