@@ -195,6 +195,10 @@ class Plans(Planner):
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
+        if not any(m.sailing for m in self._ready()):
+            # Those for whom more had been planned are lost.
+            self._position.release([work.lease for plan in self._planned.values() for work in plan.values()])
+            self._planned.clear()
         plan = self._planned[index] = {}
         for member in self._ready():
             if member.segment is None:
