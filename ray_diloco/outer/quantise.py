@@ -137,7 +137,7 @@ def int4(block: int = 128, rounding: str = "nearest", seed: int = 0) -> Quantise
     )
 
 
-def e3m0(scale: str = "median") -> Quantiser:
+def e3m0(scale: str = "sampled") -> Quantiser:
     """Sign and 3 bits of exponent, d/2 + 4 bytes per unit of `UNIT`: 0 and ±2^(e−3) · s for e = 1 … 7.
 
     To the nearest of these 15 values; a tie goes away from zero; beyond 16 s it is 16 s.  Relative error ≤ 1/3 from s/4
@@ -146,7 +146,7 @@ def e3m0(scale: str = "median") -> Quantiser:
     Args:
       scale: what s is: median, that of the unit's non-zero |x|, exactly, the lower of the two middle ones; or sampled,
         the same of about `scale_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
-        is within a few percent of it and takes half of the time.
+        is within a few percent of it and takes half of the time.  The method's paper (2501.18512) leaves s open.
 
     Raises:
       SyncError: RD-404, no such scale.

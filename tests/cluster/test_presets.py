@@ -16,6 +16,8 @@ COMMON = {
     "model": "tiny",
     "model.config.hidden_size": 64,
     "model.config.intermediate_size": 128,
+    "model.config.num_attention_heads": 4,
+    "model.config.num_key_value_heads": 4,
     "data": "text",
     "data.sequence_length": 32,
     "data.heldout_blocks": 8,
