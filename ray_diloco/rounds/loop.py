@@ -13,35 +13,31 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ray_diloco.errors import SyncError
 from ray_diloco.outer.layout import total
 from ray_diloco.outer.schedule import Boundary, Due
+from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.commits import Commits
+from ray_diloco.rounds.conclusions import Conclusions, Told
 from ray_diloco.rounds.evaluation import Evaluation
+from ray_diloco.rounds.failures import Failures
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.plans import Assignment, FreePlans, Planner, Plans
 from ray_diloco.rounds.ports import (
     Anchor,
-    ContributionRefused,
     Fleet,
     Island,
     IslandLost,
     Journal,
     Offer,
     Outcome,
-    Prepared,
     Report,
-    Step,
     Store,
     Timing,
-    TooFew,
     Work,
 )
 from ray_diloco.rounds.position import Claim, Position
-from ray_diloco.rounds.rendezvous import Rendezvous
 from ray_diloco.rounds.rules import Rules
-from ray_diloco.rounds.topology import Meeting, Weighed
 
 
 class Run:
@@ -68,27 +64,17 @@ class Run:
         for fragment in range(rules.schedule.fragments):
             position.versions.setdefault(fragment, 0)
         self._fleet, self._anchor, self._journal = fleet, anchor, journal
+        self._failures = Failures(rules.max_losses)
         planner: type[Planner] = FreePlans if rules.free else Plans
         self._plans = planner(rules, position, self.members, journal)
-        self._rounds: dict[Due, Rendezvous] = {}
-        # Rounds of a fragment are merged one after the other; those of nested channels over the same elements as well.
-        one = asyncio.Lock()
-        every = range(rules.schedule.fragments)
-        self._turns = {fragment: one if rules.schedule.lanes else asyncio.Lock() for fragment in every}
-        # By fragment: offers that came too late for their round, and the contributions of the last one.
-        self._carried: dict[int, list[Offer]] = {}
-        self._before: dict[int, Weighed] = {}
-        self._concluding: dict[Due, asyncio.Task[None]] = {}
         self._commits = Commits(store, position.round, self._written)
         self._evaluations: dict[int, Evaluation] = {}
-        self._failures, self._refusal = 0, ""
         self._resumed, self._resumed_versions = position.round, dict(position.versions)
         self._owes_evaluation = owes_evaluation and rules.evaluated(position.round)
-        self._stopping = self._ending = False
-        # By fragment: the newest round of which nothing is kept any more.
-        self._forgotten: dict[int, int] = {}
+        self._stopping = False
         self._founding = asyncio.Lock()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        told = Told(self._failures.forget, self._failures.count, self._make_durable, self._failures.end_with)
+        self._rounds = Conclusions(rules, position, anchor, journal, self._plans, self._commits, told)
 
     # The whole run.
 
@@ -96,21 +82,14 @@ class Run:
         """Runs until the last round is committed, `stop` is called, or nothing can go on."""
         slots = {asyncio.create_task(self._slot(name), name=name) for name in sorted(self.rules.islands)}
         halted = asyncio.create_task(self._halted())
-        waiting: set[asyncio.Future[Any]] = {*slots, halted, self._failed}
+        waiting: set[asyncio.Future[Any]] = {*slots, halted, self._failures.ended}
         try:
             while not (halted.done() or all(slot.done() or self._needless(slot.get_name()) for slot in slots)):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         finally:
-            self._ending = True
-            undecided = {self._concluding[due] for due, r in self._rounds.items() if not r.closed.done()}
-            await _cancel({*slots, halted, *undecided})
-            await _settled(set(self._concluding.values()))
-            await self._commits.settle()
-            for offer in [offer for carried in self._carried.values() for offer in carried]:
-                self._refuse(offer, "the run ended before the round that it was carried to")
-            self._carried.clear()
+            await self._rounds.end({*slots, halted})
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:
@@ -123,12 +102,7 @@ class Run:
     @property
     def awaited(self) -> dict[str, list[str]]:
         """Open rounds, and whom each waits for."""
-        several = self.rules.schedule.fragments > 1
-        return {
-            f"round {due.round}{f' of fragment {due.fragment}' if several else ''}": sorted(rendezvous.awaited)
-            for due, rendezvous in self._rounds.items()
-            if not rendezvous.closed.done()
-        }
+        return self._rounds.awaited
 
     def _needless(self, name: str) -> bool:
         """True for an island that is still starting when others have brought the run to its end."""
@@ -192,11 +166,11 @@ class Run:
         """Trains, emits and adopts until no segment is left."""
         left: Boundary | None = None
         while (assignment := await self._assignment(member, island, left)) is not None:
-            started, timing = _now(), Timing()
+            started, timing = now(), Timing()
             work, boundary, skipped = assignment
             member.leases.append(work.lease)
             if skipped:
-                self._reconsider()
+                self._rounds.reconsider()
             if member.joined_late(self.position.versions):
                 timing.adopt_s += await self._enter(member, island)
             await self._catch_up(member, island, [due for one in skipped for due in one.adopts], timing)
@@ -210,7 +184,7 @@ class Run:
                 for due in stage.adopts:
                     own = emitted.get(due, due)
                     adopted.append((own, await self._take(member, island, own, timing)))
-            timing.wall_s = _now() - started
+            timing.wall_s = now() - started
             self._book(member, adopted, timing)
             await self._hand_over(member, island, boundary)
             left = boundary
@@ -261,10 +235,10 @@ class Run:
 
     async def _emit(self, member: Member, island: Island, due: Due, timing: Timing) -> Due:
         """Offers what is due and returns the round it is for; what cannot count is refused here, by name."""
-        member.state, started = State.SENDING, _now()
+        member.state, started = State.SENDING, now()
         base = member.versions[due.fragment]
         emission = await island.emit(due.fragment, base, due.round)
-        timing.send_s += _now() - started
+        timing.send_s += now() - started
         timing.norm, timing.bytes_up = emission.norm, timing.bytes_up + emission.nbytes
         due = self._plans.numbered(due, member.name)
         member.under_way.add(due)
@@ -283,13 +257,13 @@ class Run:
             timing.loss,
             emission,
             timing.train_s,
-            _now(),
+            now(),
             island.region,
         )
-        rendezvous = self._rendezvous(due)
+        rendezvous = self._rounds.open(due)
         if not emission.finite or steps == 0:
             reason = "no inner step was taken" if emission.finite else "the pseudo-gradient is not finite"
-            self._refuse(offer, reason)
+            self._rounds.refuse(offer, reason)
             rendezvous.refuse(member.name)
             if not emission.finite:
                 # Nor are its moments.  The next incarnation takes up those of the last commit.
@@ -297,18 +271,17 @@ class Run:
         elif not rendezvous.offer(offer):
             member.late.add(due)
             if self.rules.quorum.carry and self.position.round < self.rules.schedule.rounds:
-                self._carried.setdefault(due.fragment, []).append(offer)
+                self._rounds.carry(offer)
             else:
-                self._refuse(offer, "it came after the round had closed")
+                self._rounds.refuse(offer, "it came after the round had closed")
         return due
 
     async def _take(self, member: Member, island: Island, due: Due, timing: Timing) -> Outcome:
         """Waits for a round and adopts what came of it; who came too late for it adopts what is newest."""
         member.state = State.WAITING
-        started = _now()
-        rendezvous = self._rounds.get(due) or Rendezvous.void(due)
-        outcome = await asyncio.shield(rendezvous.outcome)
-        timing.wait_s += _now() - started
+        started = now()
+        outcome = await asyncio.shield(self._rounds.find(due).outcome)
+        timing.wait_s += now() - started
         member.state = State.ADOPTING
         late = due in member.late
         member.late.discard(due)
@@ -327,14 +300,14 @@ class Run:
         merged = self.rules.quorum.carry if late else member.name in outcome.merged
         heard = {} if self._plans.passed(due) else {due.fragment: merged}
         if update.version > member.versions[due.fragment] or (own and outcome.prepared is None):
-            started = _now()
+            started = now()
             if own:
                 await island.adopt((update,), heard)
             else:
                 # A rule that mixes or rebases would begin from an emission that there was not.
                 await island.join((update,))
             member.adopted(due.fragment, update.version)
-            timing.adopt_s += _now() - started
+            timing.adopt_s += now() - started
             timing.bytes_down += update.nbytes
         return outcome
 
@@ -347,13 +320,13 @@ class Run:
 
     async def _enter(self, member: Member, island: Island) -> float:
         """Takes an island to the newest anchors; returns the seconds that took."""
-        started = _now()
+        started = now()
         updates = await self._anchor.current(member.name)
         await island.join(updates)
         for update in updates:
             member.adopted(update.fragment, update.version)
         member.joined_at = dict(member.versions)
-        return _now() - started
+        return now() - started
 
     async def _hand_over(self, member: Member, island: Island, boundary: Boundary | None) -> None:
         """Hands the inner state to the commits that wait for it, or will."""
@@ -373,8 +346,7 @@ class Run:
         if not blocks:
             return
         member.state = State.EVALUATING
-        behind = self.rules.exact and outcome is not None and member.versions != self.position.versions
-        if behind:
+        if self.rules.exact and outcome is not None and member.versions != self.position.versions:
             return
         if round_ not in self._evaluations:
             at = None if self.rules.exact else await self._anchor.published()
@@ -391,139 +363,8 @@ class Run:
         self._plans.withdraw(member.name)
         self._commits.lost(member.name)
         self._journal.event("island_lost", island=member.name, incarnation=member.incarnation, reason=reason)
-        self._failure(f"island {member.name} was lost: {reason}")
-        self._reconsider()
-
-    def _reconsider(self) -> None:
-        for rendezvous in list(self._rounds.values()):
-            rendezvous.reconsider()
-
-    # Rounds.
-
-    def _rendezvous(self, due: Due) -> Rendezvous:
-        rendezvous = self._rounds.get(due)
-        if rendezvous is None and (due.round <= self._forgotten.get(due.fragment, 0) or self._plans.passed(due)):
-            return Rendezvous.void(due)
-        if rendezvous is None:
-            rendezvous = self._rounds[due] = Rendezvous(due, self.rules.quorum, lambda: self._plans.expected(due))
-            task = self._concluding[due] = asyncio.create_task(self._conclude(rendezvous))
-            task.add_done_callback(lambda done: self._concluded(due, done))
-        return rendezvous
-
-    async def _conclude(self, rendezvous: Rendezvous) -> None:
-        """Merges what a closed round holds, commits it and tells everybody; void if nothing can be merged."""
-        await rendezvous.closed
-        due = rendezvous.due
-        async with self._turns[due.fragment]:
-            started = _now()
-            absent, offers = sorted(rendezvous.awaited), rendezvous.take()
-            offers = [*self._carried.pop(due.fragment, ()), *offers]
-            islands = [offer.island for offer in offers]
-            self._journal.event("round_closed", round=due.round, fragment=due.fragment, islands=islands, absent=absent)
-            prepared, weighed = await self._prepare(due, offers)
-            if prepared is None:
-                what = f"round {due.round} of fragment {due.fragment} had no contribution that could be merged"
-                self._failure(f"{what}; {self._refusal}" if self._refusal else what)
-                self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
-                self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
-                return
-            await self._in_order(due)
-            await self._commits.begun()
-            if self._ending:
-                # Nobody is left to hand over what a commit of it would need.
-                await self._anchor.abort(prepared.key)
-                return
-            # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
-            swap = asyncio.ensure_future(self._anchor.commit(prepared.key))
-            told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
-            merged = [offer for offer, _ in weighed]
-            self.position.credit(due.fragment, prepared, merged)
-            self._failures = 0
-            outcome = Outcome(due.fragment, due.round, prepared, frozenset(o.island for o in merged))
-            if self._resolve(rendezvous, outcome):
-                self._make_durable(told)
-        await told
-
-    async def _in_order(self, due: Due) -> None:
-        """Waits for rounds that were emitted earlier, where all islands are waited for.
-
-        A commit then holds all that was contributed up to a step, and nothing from beyond it.
-        """
-        if self.rules.free or self.rules.quorum.kind != "all":
-            return
-        place = self._plans.place(due)
-        await _settled({task for other, task in self._concluding.items() if self._plans.place(other) < place})
-
-    async def _tell(
-        self, due: Due, prepared: Prepared, weighed: Weighed, swap: asyncio.Future[None], started: float
-    ) -> None:
-        """Writes down a commit once the keepers have swapped."""
-        await swap
-        self._journal.committed(due, prepared, _now() - started, weighed)
-        await self._journal.trace(due, prepared, weighed)
-
-    async def _prepare(self, due: Due, offers: Sequence[Offer]) -> tuple[Prepared | None, Weighed]:
-        """Prepares a round, leaving out contributions that turn out to be unusable, one by one."""
-        left = self._young_enough(due, offers)
-        while left:
-            version = self.position.versions[due.fragment]
-            factors = self.rules.weigh(left, [version - offer.base_version for offer in left], _now())
-            for offer in [offer for offer, factor in zip(left, factors, strict=True) if factor == 0]:
-                self._refuse(offer, "its weight is 0")
-            weighed = [(offer, factor) for offer, factor in zip(left, factors, strict=True) if factor != 0]
-            left = [offer for offer, _ in weighed]
-            if not left:
-                break
-            meeting = Meeting(due.round, tuple(sorted(self.rules.islands)), weighed, self._before.get(due.fragment, ()))
-            key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}/{o.round}" for o in left)
-            step = Step(key, due.fragment, due.round, version, self.rules.topology(meeting))
-            try:
-                prepared = await self._anchor.prepare(step)
-            except ContributionRefused as refused:
-                await self._anchor.abort(key)
-                for offer in [offer for offer in left if offer.island == refused.island]:
-                    self._refuse(offer, refused.reason)
-                left = [offer for offer in left if offer.island != refused.island]
-                continue
-            except TooFew as few:
-                await self._anchor.abort(key)
-                for offer in left:
-                    self._refuse(offer, str(few))
-                return None, []
-            if self.rules.remembers:
-                self._before[due.fragment] = weighed
-            return prepared, weighed
-        return None, []
-
-    def _young_enough(self, due: Due, offers: Sequence[Offer]) -> list[Offer]:
-        """Refuses contributions that are older than the rules allow; the others in sorted island order."""
-        left = []
-        for offer in sorted(offers, key=lambda offer: (offer.island, offer.round)):
-            age = self.position.versions[due.fragment] - offer.base_version
-            if 0 < self.rules.max_age < age:
-                self._refuse(offer, f"it was measured {age} versions ago")
-            else:
-                left.append(offer)
-        return left
-
-    def _resolve(self, rendezvous: Rendezvous, outcome: Outcome) -> bool:
-        """Tells islands how a round ended; True if that ends a round of the whole model."""
-        due = rendezvous.due
-        ended = self._plans.concluded(due)
-        rendezvous.outcome.set_result(outcome)
-        oldest = due.round - self.rules.kept_rounds
-        for old in [d for d, r in self._rounds.items() if d.fragment == due.fragment and d.round < oldest]:
-            if self._rounds[old].outcome.done():
-                self._forgotten[due.fragment] = max(old.round, self._forgotten.get(due.fragment, 0))
-                del self._rounds[old]
-        return ended
-
-    def _refuse(self, offer: Offer, reason: str) -> None:
-        self._refusal = f"that of {offer.island} was refused: {reason}"
-        self.position.refuse(offer)
-        self._journal.event(
-            "contribution_rejected", island=offer.island, round=offer.round, fragment=offer.fragment, reason=reason
-        )
+        self._failures.count(f"island {member.name} was lost: {reason}")
+        self._rounds.reconsider()
 
     # Commits, accounts and failures.
 
@@ -540,7 +381,7 @@ class Run:
             self._commits.start(self.position.snapshot(round_, crew), told)
 
     def _written(self, task: asyncio.Task[None]) -> None:
-        self._fail_with(task)
+        self._failures.end_with(task)
         self._plans.pulse()
 
     async def _halted(self) -> None:
@@ -557,37 +398,3 @@ class Run:
         for due in ended[-1:]:
             self._journal.island_round(due, member.name, member.timing)
             member.timing = Timing()
-
-    def _failure(self, what: str) -> None:
-        self._failures += 1
-        if self._failures > self.rules.max_losses and not self._failed.done():
-            self._failed.set_exception(
-                SyncError(
-                    490,
-                    f"{self._failures} failures in a row without a commit; the last: {what}",
-                    "look at events.jsonl for the first of them; the same command goes on from the last commit",
-                )
-            )
-
-    def _concluded(self, due: Due, task: asyncio.Task[None]) -> None:
-        del self._concluding[due]
-        self._fail_with(task)
-
-    def _fail_with(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
-            self._failed.set_exception(error)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await _settled(tasks)
-
-
-async def _settled(tasks: set[asyncio.Task[None]]) -> None:
-    if tasks:
-        await asyncio.wait(set(tasks))

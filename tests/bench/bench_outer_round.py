@@ -23,9 +23,9 @@ import torch
 from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.cluster.fleet import FleetSettings, RayIsland
 from ray_diloco.cluster.rank import Rank
-from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.config.compose import compose
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.outer.exchange import Slice

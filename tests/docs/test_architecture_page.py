@@ -42,7 +42,7 @@ def test_the_words_of_the_loop_are_those_of_the_ports():
     calls = {
         name for row in rows(section(PAGE, "## The loop")) for name in names(row[1]) if "." in name and "/" not in name
     }
-    assert calls == {"Island.train", "Island.emit", "Anchor.prepare", "Run._conclude", "Island.adopt"}
+    assert calls == {"Island.train", "Island.emit", "Anchor.prepare", "Island.adopt"}
     for call in calls:
         owner, method = call.split(".")
         assert callable(getattr({"Run": Run}.get(owner) or getattr(ports, owner), method))

@@ -122,6 +122,20 @@ def test_an_island_that_joins_between_emission_and_adoption_takes_the_anchor_as_
 # Resume.
 
 
+def counted(order):
+    """A tape without the segments that a stop has cut off: they are opened again."""
+    kept, waiting = [], set()
+    for kind, island in reversed(order):
+        if kind == "round_committed":
+            waiting.add(island)
+        elif island not in waiting:
+            continue
+        else:
+            waiting.discard(island)
+        kept.append((kind, island))
+    return kept[::-1]
+
+
 def with_stops(settings, stops, **arguments):
     """The last world of a run that was asked to stop so many times, and the order of all that happened."""
     saved, order = [], []
@@ -131,7 +145,7 @@ def with_stops(settings, stops, **arguments):
         assert status == ("finished" if world.position.round == world.rules().schedule.rounds else "stopped")
         saved = world.saved
         # One that stopped before its first commit goes on from where it began.
-        order += world.order if world.merged() else []
+        order += counted(world.order)
         books(world) if not world.began else None
     assert status == "finished"
     return world, order
@@ -158,7 +172,7 @@ def test_three_stops_change_no_bit_where_merges_take_longer_than_steps(method, m
     assert state_of(world) == state_of(straight)
 
 
-@pytest.mark.parametrize("stops", [(), (6.3, 7.1, 9.2), (12.05, 10.6, 11.7)])
+@pytest.mark.parametrize("stops", [(), (6.3, 7.1, 9.2)])
 @pytest.mark.parametrize("method", AT_OWN_PACE)
 def test_a_tape_replays_a_run_at_its_own_pace_to_the_same_bytes(method, stops):
     settings = AT_OWN_PACE[method] if method != "dylu" else (*DYLU, "inner.work=fixed")
