@@ -6,10 +6,27 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on how fast the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Helper modules that stand beside the tests that use them.
 for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# Folders whose tests start processes and mostly wait for them: one process of pytest has them all, and one Ray.
+PROCESSES = ("cluster", "docs", "inner")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says which tests belong together when two processes of pytest share them (`make test`)."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0]
+        item.add_marker(pytest.mark.xdist_group("processes" if folder in PROCESSES else str(item.path)))
+
 
 LOCAL_RAY = {
     "RAY_AUTH_MODE": "disabled",
