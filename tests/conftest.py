@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 # No test depends on how fast the machine is.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=40)
 settings.load_profile("untimed")
 
 # Helper modules that stand beside the tests that use them.
@@ -20,6 +20,8 @@ for folder in ("rounds",):
 PROCESSES = ("cluster", "docs", "inner")
 
 
+# First of all, for pytest-xdist looks at the marks in a hook of its own.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Says which tests belong together when two processes of pytest share them (`make test`)."""
     here = Path(__file__).parent

@@ -23,9 +23,10 @@ def test_a_page_has_the_table_that_the_files_make(page: str, mark: str) -> None:
 
 def test_the_tables_have_every_algorithm() -> None:
     assert len(algorithm_names()) >= 32
+    blocks, sources = blocks_table(), sources_table()
     for name in algorithm_names():
-        assert len(cells(name, blocks_table())) == 10
-        assert len(cells(name, sources_table())) == 2
+        assert len(cells(name, blocks)) == 10
+        assert len(cells(name, sources)) == 2
 
 
 def test_a_row_says_what_a_method_has_and_a_dash_what_it_shares_with_the_defaults() -> None:

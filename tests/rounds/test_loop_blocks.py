@@ -79,8 +79,11 @@ def state_of(world):
 # Losses.
 
 
-@pytest.mark.parametrize("phase", ["launch", "train", "step", "emit", "adopt", "save", "evaluate"])
-@pytest.mark.parametrize("call, who", [(2, ("i0",)), (3, ("i0", "i1", "i2"))])
+ONE, EVERY = (2, ("i0",)), (3, ("i0", "i1", "i2"))
+LOSSES = [("launch", *ONE), ("train", *EVERY), ("step", *ONE), ("emit", *EVERY), ("adopt", *ONE), ("save", *ONE)]
+
+
+@pytest.mark.parametrize("phase, call, who", [*LOSSES, ("evaluate", *EVERY)])
 @pytest.mark.parametrize("method", ALL)
 def test_a_loss_in_any_phase_leaves_the_books_closed(method, phase, call, who):
     faults = {(name, 0, phase, call): IslandLost(phase) for name in who}
