@@ -16,20 +16,6 @@ settings.load_profile("untimed")
 for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-# Folders whose tests start processes and mostly wait for them: one process of pytest has them all, and one Ray.
-PROCESSES = ("cluster", "docs", "inner")
-
-
-# First of all, for pytest-xdist looks at the marks in a hook of its own.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests belong together when two processes of pytest share them (`make test`)."""
-    here = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(here).parts[0]
-        item.add_marker(pytest.mark.xdist_group("processes" if folder in PROCESSES else str(item.path)))
-
-
 LOCAL_RAY = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -55,5 +55,7 @@ def test_a_published_method_trains_on_real_islands(place, name):
     losses = [line["loss"] for line in lines(folder / "metrics.jsonl") if line["kind"] == "eval"]
     assert summary["status"] == "finished"
     assert losses[-1] < 5.4, "below that of guessing one of 258 tokens"
-    assert [event["reason"] for event in events(folder, "contribution_rejected")] == []
+    # Who is carried on from the last round has no round to be carried to.
+    late = "the run ended before the round that it was carried to"
+    assert {event["reason"] for event in events(folder, "contribution_rejected")} <= {late}
     assert events(folder, "island_lost") == []
