@@ -122,7 +122,7 @@ class LocalFiles:
                     _write_all(file.fileno(), view)
                 os.fsync(file.fileno())
             os.replace(temporary, target)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must not leave half a file to fill the disk
             with suppress(OSError):
                 temporary.unlink()
             raise

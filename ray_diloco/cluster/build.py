@@ -31,7 +31,6 @@ from ray_diloco.cluster.store import StoreSettings
 from ray_diloco.config.schema import Config, InnerConfig, island_data, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
-from ray_diloco.outer.schedule import Schedule
 from ray_diloco.provenance.digest import digest_json
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import IslandPlan, Rules
@@ -116,11 +115,9 @@ def store_settings(config: Config, environment: Mapping[str, Any], sinks: Mappin
     )
 
 
-def journal_settings(config: Config, directory: RunDirectory, schedule: Schedule) -> JournalSettings:
+def journal_settings(config: Config, directory: RunDirectory) -> JournalSettings:
     """What the journal needs to know beside the books."""
     return JournalSettings(
-        rounds=schedule.rounds,
-        main=schedule.main,
         trace=directory.trace if config.trace.contributions else None,
         outer=asdict(config.outer),
         deadline_s=config.deadlines.exchange_s,

@@ -27,7 +27,7 @@ from ray_diloco.cluster.build import (
     rules_of,
     store_settings,
 )
-from ray_diloco.cluster.calls import actor, answer
+from ray_diloco.cluster.calls import ActorFailed, actor, answer
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
@@ -36,7 +36,7 @@ from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
-from ray_diloco.errors import CheckpointError
+from ray_diloco.errors import CheckpointError, ClusterError
 from ray_diloco.observe.metrics import perplexity
 from ray_diloco.observe.summary import Summary
 from ray_diloco.observe.view import IslandView, RunView
@@ -44,7 +44,6 @@ from ray_diloco.outer.layout import Layout
 from ray_diloco.provenance.environment import environment_report
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.members import State
-from ray_diloco.rounds.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -129,14 +128,11 @@ class Driver:
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
         anchor = RayAnchor(anchor_settings(config))
-        cuts = cuts_of(channels_of(config), await self._layout())
-        rules = rules_of(config, self._job.corpora, self._job.heldout, books.position, cuts)
-        self._rounds = rules.schedule.rounds
-        journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory, rules.schedule))
+        journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id})
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
-        ending = await self._sail(books, rules, anchor, durable, journal)
+        ending = await self._sail(books, anchor, durable, journal)
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,
@@ -157,18 +153,25 @@ class Driver:
         what, deadline_s = "laying out the model", self._config.deadlines.launch_s
         length, job = self._config.data.sequence_length, self._job
         asked = model_layout.remote(self._config.model, job.heldout, length, job.folders)
-        layout: Layout = await answer(asked, what, deadline_s)
+        try:
+            layout: Layout = await answer(asked, what, deadline_s)
+        except ActorFailed as failed:
+            raise ClusterError(
+                221, f"the model could not be laid out: {failed}", "see the logs of that node"
+            ) from failed
         return layout
 
-    async def _sail(
-        self, books: Books, rules: Rules, anchor: RayAnchor, durable: RayStore, journal: RunJournal
-    ) -> Ending:
+    async def _sail(self, books: Books, anchor: RayAnchor, durable: RayStore, journal: RunJournal) -> Ending:
         """Runs the loop to its end, whatever that is."""
         config, job = self._config, self._job
         try:
             check_feasible(bundles(config))
             if len(nodes()) == 1:
                 anchor.prestart()
+            cuts = cuts_of(channels_of(config), await self._layout())
+            rules = rules_of(config, job.corpora, job.heldout, books.position, cuts)
+            journal.follow(rules.schedule)
+            self._rounds = rules.schedule.rounds
             fleet = self._fleet = RayFleet(
                 island_specs(config, job.corpora, job.heldout, job.folders),
                 anchor,

@@ -24,19 +24,14 @@ from ray_diloco.observe.metrics import (
     perplexity,
 )
 from ray_diloco.observe.view import CommitView, Note, TimeSplit
-from ray_diloco.outer.schedule import Due
+from ray_diloco.outer.schedule import Due, Schedule
 from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared, Timing
 
 
 @dataclass(frozen=True)
 class JournalSettings:
-    """`rounds` of the run; `trace` is the folder of the trace or None; `outer` the settings that it records.
+    """`trace` is the folder of the trace or None; `outer` the settings that it records."""
 
-    `main`: number of fragments of the main channel.
-    """
-
-    rounds: int
-    main: int
     trace: Path | None
     outer: Mapping[str, Any]
     deadline_s: float
@@ -50,11 +45,16 @@ class RunJournal:
         self.eval_loss: float | None = None
         self._events, self._metrics, self._mirror = books.events, books.metrics, books.mirror
         self._position, self._anchor, self._settings = books.position, anchor, settings
+        self._rounds, self._main = 0, 1
         self._tracer: Any = None
         self._timings: dict[int, dict[str, Timing]] = {}
         # Incarnation and line of merged contributions whose islands have not written it yet; islands that never will.
         self._without_line: dict[tuple[int, str], tuple[int, Timing]] = {}
         self._lost: set[tuple[str, int]] = set()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Says how many rounds there will be, and which fragments are the main channel's."""
+        self._rounds, self._main = schedule.rounds, schedule.main
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -95,7 +95,7 @@ class RunJournal:
 
     def committed(self, due: Due, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
         """The line of a commit; those of side channels belong to the round that is under way."""
-        round_ = due.round if due.fragment < self._settings.main else self._position.round + 1
+        round_ = due.round if due.fragment < self._main else self._position.round + 1
         up = sum(offer.emission.nbytes for offer, _ in offers)
         down = sum(prepared.update_of(offer.island).nbytes for offer, _ in offers)
         self._append(
@@ -114,7 +114,7 @@ class RunJournal:
         )
         islands = [offer.island for offer, _ in offers]
         weights = {offer.island: weight for offer, weight in offers}
-        if due.fragment != self._settings.main - 1:
+        if due.fragment != self._main - 1:
             self.event(
                 "fragment_committed",
                 round=round_,
@@ -130,7 +130,7 @@ class RunJournal:
         self.event(
             "round_committed",
             round=round_,
-            rounds=self._settings.rounds,
+            rounds=self._rounds,
             version=prepared.version,
             loss=loss,
             islands=islands,
@@ -188,7 +188,7 @@ class RunJournal:
         """Writes the lines of islands that contributed and died before they had adopted; their waiting is unknown."""
         for (round_, island), (incarnation, timing) in list(self._without_line.items()):
             if (island, incarnation) in self._lost:
-                self.island_round(Due(self._settings.main - 1, round_), island, timing)
+                self.island_round(Due(self._main - 1, round_), island, timing)
 
     def _append(self, metrics: Metrics) -> None:
         self._mirror.log(self._metrics.append(metrics))

@@ -1,9 +1,10 @@
 """What is done to contributions that come late, or from somewhere else, before they are merged.
 
 Weights by age and loss multiply a contribution's weight.  Where weights are normalised afterwards, as in a round of
-one contribution, they say nothing: there they have to stay factors.  What sees the vectors is linear in them: factors
-from inner products, or one pass over a chunk.  Sources: ../shared/algorithms.md §4.2 (eager), §4.3 (compensation), §5.1
-(age), §5.2 (HeLoCo), §10.1 observation 6 (measuring from another anchor).  Torch is not imported: the driver weighs.
+one contribution, they say nothing: there they have to stay factors.  The correction by direction is linear in the
+vectors: factors from inner products.  Sources: ../shared/algorithms.md §5.1 (age), §5.2 (HeLoCo).  The eager swap is a
+topology, measuring anew is done in `moves.py`, and delay compensation is a rule of `adopt.py`.  Torch is not imported:
+the driver weighs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    import torch
 
 
 def age_weight(age: int, power: float) -> float:
@@ -25,13 +22,8 @@ def age_weight(age: int, power: float) -> float:
     return float((1 + age) ** -power)
 
 
-def too_old(age: int, max_age: int) -> bool:
-    """Whether a contribution is dropped for its age; `max_age` 0: never."""
-    return max_age > 0 and age > max_age
-
-
 def wall_clock_weight(age_s: float, half_life_s: float) -> float:
-    """A half for each half-life that has passed since the island adopted its base; half-life 0: always 1."""
+    """A half for each half-life that has passed since the contribution was emitted; half-life 0: always 1."""
     return float(0.5 ** (max(age_s, 0.0) / half_life_s)) if half_life_s > 0 else 1.0
 
 
@@ -52,19 +44,6 @@ ISLAND_SCALES: dict[str, Callable[[int], float]] = {
     "none": lambda islands: 1.0,
     "inverse_sqrt_islands": lambda islands: 1 / math.sqrt(islands),
 }
-
-
-def own_fresh_factors(weights: Sequence[float], own: int) -> tuple[list[float], float]:
-    """The eager swap: factors of everybody's contribution of the last round, and of one's own of this round.
-
-    `Δ̃_m = Σ_j w_j Δ_j(t−1) + w_m (Δ_m(t) − Δ_m(t−1))` (2502.12996): in the stale mean one's own share is the fresh one.
-    """
-    return [0.0 if k == own else weight for k, weight in enumerate(weights)], weights[own]
-
-
-def reanchor(q: torch.Tensor, anchor: torch.Tensor, base: torch.Tensor, out: torch.Tensor) -> None:
-    """`q + (A − B)`: what a contribution `B − θ` would be, measured from the anchor as it is now.  All fp32 [n]."""
-    out.copy_(q + (anchor - base))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,43 +96,3 @@ def direction_factors(gram: NDArray[np.float64], settings: DirectionSettings) ->
     turn = min(settings.k_d * (1 - c) * confidence, 1.0)
     length = math.sqrt((1 - turn) ** 2 + turn**2 + 2 * (1 - turn) * turn * c)
     return (1 - turn) / length, norm * turn / (momentum * length)
-
-
-def compensated(
-    anchor: torch.Tensor,
-    theta: torch.Tensor,
-    emitted: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    delay: int,
-    steps: int,
-    strength: float,
-) -> None:
-    """Adopts an anchor and keeps the steps that were made meanwhile, corrected for having been made elsewhere.
-
-    CoCoDC (2504.17672).  While a merge was on its way, an island made `τ` steps from `θ_emit` to `θ`, at the velocity
-    `g = (θ − θ_emit)/τ`.  Had it stood at `A`, its gradients would have been others.  With gradient `G`, and the
-    diagonal of its outer product for the Hessian (as in delay-compensated SGD, 1609.08326), they would have been
-    `G(A) ≈ G + λ' G⊙G⊙(A − θ_emit)`.  Inner steps at rate `a` go against them, `g = −a G`, so that
-
-        −a G(A) = g − a λ' (g/a)⊙(g/a)⊙(A − θ_emit) = g − (λ'/a) g⊙g⊙(A − θ_emit)
-
-    The sign of the correction is **minus**: where curvature is positive and `A` lies ahead of `θ_emit` in the direction
-    of travel, the slope there is flatter, and the steps would have been shorter.  (The plus in algorithms.md §4.3 is
-    that of a `g` which is start minus end.)  With `λ/H` for `λ'/a`, and `d = θ − θ_emit = τ g`:
-
-        θ ← A + τ g_c = A + d − λ d⊙d⊙(A − θ_emit) / (τ H)
-
-    Args:
-      anchor: `A`, the new one.
-      theta: `θ`.
-      emitted: `θ_emit`, what `θ` was when the contribution was emitted.
-      out: where the new `θ` goes; may be `theta`.  All fp32 [n].
-      delay: `τ`, inner steps from emission to adoption.
-      steps: `H`.
-      strength: `λ`; 0: exactly `A + (θ − θ_emit)`, which is adoption by rebase.
-    """
-    moved = theta - emitted
-    if strength and delay:
-        moved.sub_(moved.square().mul_(anchor - emitted), alpha=strength / (delay * steps))
-    out.copy_(moved.add_(anchor))

@@ -45,7 +45,7 @@ class Evaluation:
             chunk = self._todo.pop()
             try:
                 losses = await island.evaluate(chunk, self._at)
-            except BaseException:
+            except BaseException:  # also where the island is cancelled: others wait for this chunk
                 self._todo.append(chunk)
                 self._pulse()
                 raise

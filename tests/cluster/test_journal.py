@@ -26,7 +26,7 @@ def lines_after(tmp_path, tell):
 
     async def once():
         with open_books(CONFIG, directory, None, []) as books:
-            tell(RunJournal(books, None, JournalSettings(5, 1, None, {}, 1.0)))
+            tell(RunJournal(books, None, JournalSettings(None, {}, 1.0)))
 
     asyncio.run(once())
     found = [json.loads(line) for line in directory.metrics.read_text().splitlines()]

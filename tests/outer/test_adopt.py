@@ -195,3 +195,21 @@ def test_rules_that_there_are_not_are_refused(kind, given_settings):
     with pytest.raises(SyncError) as caught:
         adopt_of(kind, **given_settings)
     assert caught.value.number == 453
+
+
+def test_the_sign_of_the_compensation_leads_to_where_steps_from_the_anchor_would_have_led():
+    # On ½ h θ² one step at rate a from A gives A − a h A.  One step from θ_emit, moved by rebase, gives A − a h θ_emit;
+    # the correction has to bring that nearer, wherever A lies and whichever way the step goes.
+    h, a, steps = 1.0, 0.1, 10
+    for emitted, anchor in ((2.0, 1.5), (2.0, 2.5), (-2.0, -1.5), (-2.0, -2.5)):
+
+        def adopted(strength, emitted=emitted, anchor=anchor):
+            at = [torch.tensor([x], dtype=torch.float64) for x in (emitted - a * h * emitted, anchor, emitted)]
+            adopt_of("compensated_rebase", strength=strength, delay=1, H=steps).apply(AdoptChunk(at[0], None, *at[1:]))
+            return at[0].item()
+
+        right, rebased = anchor - a * h * anchor, adopted(0.0)
+        # g² = (a h θ)²; the exact correction is −a h (A − θ_emit), that is λ/H = a h / g².
+        strength = steps * a * h / (a * h * emitted) ** 2
+        assert abs(adopted(strength) - right) < 1e-12
+        assert abs(adopted(strength / 2) - right) < abs(rebased - right)
