@@ -76,6 +76,7 @@ class BenchRank(Rank):
         torch.set_num_threads(1)
         self._inner = _Inner(layout, 0)
         self._exchanges = Exchanges(self._inner, channels)
+        self._beats, self._latest = 0, (0, 0, 0.0, 0.0)
         self._job = SimpleNamespace(settings=SimpleNamespace(island=island), island=island, incarnation=0)
 
     def move(self) -> float:
