@@ -36,6 +36,9 @@ def runs(tmp_path, monkeypatch):
         return {"status": fault}
 
     monkeypatch.setattr(api, "run", run)
+    # The Ray of other tests may be up in this process.
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
     monkeypatch.setattr("ray_diloco.cluster.session._start", lambda config, cpus: begun.append(f"ray with {cpus:g}"))
     return SimpleNamespace(begun=begun, faults=faults)
 
