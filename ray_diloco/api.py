@@ -239,7 +239,11 @@ def _store(config: Config) -> CheckpointStore:
 
 
 def _refuse_early(config: Config) -> None:
-    """Says no to `run.fresh` on a run with commits before anything is started."""
+    """Says no, before anything starts, to `run.fresh` on a run with commits and to faults that cannot happen."""
+    if config.faults.plan:
+        from ray_diloco.blocks import faults_of
+
+        faults_of(config)
     if config.run.fresh and (rounds := _store(config).rounds()):
         from ray_diloco.checkpoint.fresh import refuse_fresh
 

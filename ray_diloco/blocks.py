@@ -32,6 +32,7 @@ from ray_diloco.outer.stale import (
     wall_clock_weight,
 )
 from ray_diloco.outer.weights import Work, weights
+from ray_diloco.rounds.faults import FaultPlan, parse_faults
 from ray_diloco.rounds.ports import SHARED, Offer
 from ray_diloco.rounds.rendezvous import Quorum
 from ray_diloco.rounds.rules import Weigher
@@ -204,6 +205,15 @@ def weigher_of(config: Config, cuts: Sequence[Cut], shard_sizes: Mapping[str, in
         return [parts.get(key, 0.0) * d * s for key, d, s in zip(work, divergence, scales, strict=True)]
 
     return factors
+
+
+def faults_of(config: Config) -> FaultPlan:
+    """What is to go wrong.
+
+    Raises:
+      ConfigError: 161–165, a line of `faults.plan` that cannot happen.
+    """
+    return FaultPlan(parse_faults(config.faults.plan, island_names(config), config.anchor.shards))
 
 
 def recipe_of(channel: Channel) -> Recipe:

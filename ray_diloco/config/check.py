@@ -40,7 +40,8 @@ def check(config: Config) -> list[str]:
 
     Raises:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
-        114–121 and 132–147 combinations; see docs/errors.md.
+        114–121 and 132–147 combinations, 160 a plan of faults;
+        see docs/errors.md.
     """
     _check_tables(config)
     for name, channel in config.channels.items():
@@ -53,6 +54,7 @@ def check(config: Config) -> list[str]:
     _check_inner(config.inner)
     _check_quorum(config)
     _check_storage(config.run.storage)
+    _check_faults(config)
     check_combinations(config)
     return [*_warnings(config), *doubts(config)]
 
@@ -252,6 +254,15 @@ def _check_storage(storage: str | None) -> None:
             121,
             f"run.storage={storage}: fsspec knows no scheme {scheme!r}",
             f"{f'did you mean {close}://? ' if close else ''}use a path, file://, s3://, gs://, …",
+        )
+
+
+def _check_faults(config: Config) -> None:
+    if config.faults.plan and not config.faults.allowed:
+        raise ConfigError(
+            160,
+            f"faults.plan would break this run on purpose: {'; '.join(map(str, config.faults.plan))}",
+            "empty it, or say faults.allowed=true",
         )
 
 

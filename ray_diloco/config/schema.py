@@ -293,6 +293,16 @@ class DeadlinesConfig:
 
 
 @dataclass
+class FaultsConfig:
+    """What is to go wrong, on purpose."""
+
+    # Lines `KIND TARGET ROUND PHASE`; see rounds/faults.py.
+    plan: list[Any] = field(default_factory=list)
+    # Without this a plan is refused.
+    allowed: bool = False
+
+
+@dataclass
 class Config:
     """A whole run."""
 
@@ -323,6 +333,7 @@ class Config:
     export: ExportConfig = field(default_factory=ExportConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
 
 
 def island_names(config: Config) -> list[str]:
