@@ -7,20 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-from ray_diloco.blocks import (
-    Cut,
-    anchor_names,
-    channels_of,
-    is_exact,
-    is_free,
-    quorum_of,
-    schedule_of,
-    topology_of,
-    weigher_of,
-)
+from ray_diloco import rules
+from ray_diloco.blocks import Cut, anchor_names, channels_of
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.anchor import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
@@ -28,12 +19,13 @@ from ray_diloco.cluster.journal import JournalSettings
 from ray_diloco.cluster.placement import Bundle
 from ray_diloco.cluster.rank import RankJob
 from ray_diloco.cluster.store import StoreSettings
-from ray_diloco.config.schema import Config, InnerConfig, island_data, island_names
+from ray_diloco.config.schema import Config, island_data, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.provenance.digest import digest_json
 from ray_diloco.rounds.position import Position
-from ray_diloco.rounds.rules import IslandPlan, Rules
+from ray_diloco.rounds.rules import Rules
+from ray_diloco.rules import Supply, inner_of, ranks_of
 
 # Merge rules that compare whole contributions.
 WHOLE_VECTORS = ("krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
@@ -41,7 +33,7 @@ WHOLE_VECTORS = ("krum", "multi_krum", "bulyan", "geometric_median", "centred_cl
 
 def bundles(config: Config) -> dict[str, tuple[Bundle, ...]]:
     """What each island needs: one bundle per rank."""
-    return {name: tuple([_bundle(config)] * _ranks(config, name)) for name in island_names(config)}
+    return {name: tuple([_bundle(config)] * ranks_of(config, name)) for name in island_names(config)}
 
 
 def cpus_needed(config: Config) -> float:
@@ -58,33 +50,8 @@ def rules_of(
     config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, position: Position, cuts: Sequence[Cut]
 ) -> Rules:
     """The rules of a run that goes on from a position."""
-    blocks = range(heldout.heldout_blocks)
-    under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
-    # At their own pace, every island's contribution is a round.
-    each = len(island_names(config)) if is_free(config) else 1
-    return Rules(
-        islands={
-            name: IslandPlan(source_name(corpora[name]), _ranks(config, name) * _sequences(config, name))
-            for name in island_names(config)
-        },
-        schedule=schedule_of(config, cuts, position.hold(config.inner.H)),
-        quorum=quorum_of(config),
-        weigh=weigher_of(config, cuts, {name: corpora[name].train_blocks for name in island_names(config)}),
-        topology=topology_of(config),
-        remembers=config.stale.own_fresh,
-        max_age=config.stale.max_age,
-        free=is_free(config),
-        by_speed=config.inner.work == "by_speed",
-        round_s=config.inner.round_seconds,
-        exact=is_exact(config),
-        min_islands=config.islands.min,
-        checkpoint_every=config.checkpoint.every * each,
-        evaluate_every=config.evaluate.every * each,
-        evaluate_blocks=under_way,
-        final_blocks=blocks,
-        evaluate_chunk=config.inner.micro_batch * max(_ranks(config, name) for name in island_names(config)),
-        max_losses=config.deadlines.losses,
-    )
+    supplies = {name: Supply(source_name(corpus), corpus.train_blocks) for name, corpus in corpora.items()}
+    return rules.rules_of(config, supplies, heldout.heldout_blocks, position, cuts)
 
 
 def anchor_settings(config: Config) -> AnchorSettings:
@@ -138,7 +105,7 @@ def _spec(
     accelerator = "cuda" if config.islands.gpus_per_rank else "cpu"
     settings = RankSettings(
         model=config.model,
-        inner=_inner(config, name),
+        inner=inner_of(config, name),
         vocab_size=heldout.vocab_size,
         eos_id=heldout.eos_id,
         sequence_length=config.data.sequence_length,
@@ -162,23 +129,6 @@ def _spec(
         folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job)
-
-
-def _inner(config: Config, name: str) -> InnerConfig:
-    override = config.islands.overrides.get(name)
-    if override is None or override.micro_batch is None:
-        return config.inner
-    return replace(config.inner, micro_batch=override.micro_batch)
-
-
-def _ranks(config: Config, name: str) -> int:
-    override = config.islands.overrides.get(name)
-    return config.islands.ranks if override is None or override.ranks is None else override.ranks
-
-
-def _sequences(config: Config, name: str) -> int:
-    inner = _inner(config, name)
-    return inner.micro_batch * inner.gradient_accumulation
 
 
 def _bundle(config: Config) -> Bundle:

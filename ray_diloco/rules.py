@@ -1,0 +1,82 @@
+"""From a configuration to the rules that the run loop goes by; cluster and simulator run by the same.
+
+The only place where configuration keys become `rounds.rules.Rules`.  What a run trains on comes as plain numbers, so
+that a simulation needs no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ray_diloco.blocks import Cut, is_exact, is_free, quorum_of, schedule_of, topology_of, weigher_of
+from ray_diloco.config.schema import Config, InnerConfig, island_names
+from ray_diloco.rounds.position import Position
+from ray_diloco.rounds.rules import IslandPlan, Rules
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What an island trains on: the name of a source's ledger, and how many blocks an epoch of it has."""
+
+    source: str
+    blocks: int
+
+
+def rules_of(
+    config: Config, supplies: Mapping[str, Supply], heldout_blocks: int, position: Position, cuts: Sequence[Cut]
+) -> Rules:
+    """The rules of a run that goes on from a position.
+
+    Args:
+      config: of the run.
+      supplies: by island.
+      heldout_blocks: number of held-out blocks.
+      position: where it stands.
+      cuts: its fragments.
+    """
+    names = island_names(config)
+    blocks = range(heldout_blocks)
+    under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
+    # At their own pace, every island's contribution is a round.
+    each = len(names) if is_free(config) else 1
+    return Rules(
+        islands={name: IslandPlan(supplies[name].source, blocks_per_step(config, name)) for name in names},
+        schedule=schedule_of(config, cuts, position.hold(config.inner.H)),
+        quorum=quorum_of(config),
+        weigh=weigher_of(config, cuts, {name: supplies[name].blocks for name in names}),
+        topology=topology_of(config),
+        remembers=config.stale.own_fresh,
+        max_age=config.stale.max_age,
+        free=is_free(config),
+        by_speed=config.inner.work == "by_speed",
+        round_s=config.inner.round_seconds,
+        exact=is_exact(config),
+        min_islands=config.islands.min,
+        checkpoint_every=config.checkpoint.every * each,
+        evaluate_every=config.evaluate.every * each,
+        evaluate_blocks=under_way,
+        final_blocks=blocks,
+        evaluate_chunk=config.inner.micro_batch * max(ranks_of(config, name) for name in names),
+        max_losses=config.deadlines.losses,
+    )
+
+
+def inner_of(config: Config, name: str) -> InnerConfig:
+    """The section `inner` of one island."""
+    override = config.islands.overrides.get(name)
+    if override is None or override.micro_batch is None:
+        return config.inner
+    return replace(config.inner, micro_batch=override.micro_batch)
+
+
+def ranks_of(config: Config, name: str) -> int:
+    """Ranks of one island."""
+    override = config.islands.overrides.get(name)
+    return config.islands.ranks if override is None or override.ranks is None else override.ranks
+
+
+def blocks_per_step(config: Config, name: str) -> int:
+    """Blocks, that is sequences, that an optimiser step of one island takes."""
+    inner = inner_of(config, name)
+    return ranks_of(config, name) * inner.micro_batch * inner.gradient_accumulation
