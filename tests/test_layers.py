@@ -19,6 +19,7 @@ INSIDE = {
     "outer": {"outer", "errors"},
     "rounds": {"rounds", "outer", "errors"},
     "inner": {"inner", "outer", "errors", "config", "data"},
+    "planning": {"planning", "inner", "outer", "rounds", "errors", "config", "data", "observe", "blocks"},
     "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe"},
 }
 OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}
@@ -70,7 +71,7 @@ def test_the_mathematics_and_the_protocol_know_no_files_clocks_or_processes(laye
     assert {path: names for path, names in known.items() if names} == {}
 
 
-@pytest.mark.parametrize("layer", ["outer", "rounds", "inner", "simulate", *SERVICES])
+@pytest.mark.parametrize("layer", ["outer", "rounds", "inner", "simulate", "planning", *SERVICES])
 def test_nothing_below_the_cluster_imports_ray(layer: str) -> None:
     assert [str(p.relative_to(PACKAGE)) for p in modules_of(layer) if "ray" in outside_of(p)] == []
 

@@ -60,6 +60,23 @@ def build_model(
     return built.train()
 
 
+def empty_model(model: ModelConfig, vocab_size: int, sequence_length: int) -> nn.Module:
+    """The same model without memory for its parameters, on torch's meta device; a builder's is built for real.
+
+    Raises:
+      InnerError, ConfigError: as `build_model`.
+    """
+    if model.builder:
+        return build_model(model, vocab_size, None, sequence_length, 0)
+    config = (
+        _pretrained_configuration(model)
+        if model.pretrained
+        else model_configuration(model, vocab_size, None, sequence_length)
+    )
+    with torch.device("meta"):
+        return _from_config(model, config)
+
+
 def model_configuration(
     model: ModelConfig, vocab_size: int, eos_id: int | None, sequence_length: int
 ) -> PretrainedConfig:
@@ -117,12 +134,12 @@ def _from_config(model: ModelConfig, config: PretrainedConfig) -> nn.Module:
     return built
 
 
-def _from_pretrained(model: ModelConfig, vocab_size: int) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _pretrained_configuration(model: ModelConfig) -> PretrainedConfig:
+    from transformers import AutoConfig
 
     name = str(model.pretrained)
     try:
-        config = AutoConfig.from_pretrained(name)
+        config: PretrainedConfig = AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InnerError(
             705,
@@ -132,6 +149,13 @@ def _from_pretrained(model: ModelConfig, vocab_size: int) -> nn.Module:
     _check_arguments(config.model_type, model.config, _arguments_of(type(config)))
     for key, value in model.config.items():
         setattr(config, key, value)
+    return config
+
+
+def _from_pretrained(model: ModelConfig, vocab_size: int) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    name, config = str(model.pretrained), _pretrained_configuration(model)
     try:
         built: nn.Module = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=torch.float32, attn_implementation=model.attention

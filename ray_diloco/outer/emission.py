@@ -92,7 +92,7 @@ class Emitter:
 
     def tensors(self, ranges: Ranges, codec: ShapedCodec, meta: Meta) -> tuple[Writer, float, Bytes | None]:
         """As `elements`, and what the message took from the error memory if it does not say so itself."""
-        shapes = _shapes(self._layout, ranges)
+        shapes = shapes_of(self._layout, ranges)
         writer = Writer(codec, ranges, meta, shapes=shapes)
         values, square, feedback = torch.empty(writer.numel), 0.0, self._feedback
         chunked = list(in_chunks(self._held.plan(ranges), writer.numel))
@@ -156,7 +156,7 @@ class Emitter:
         return writer
 
 
-def _shapes(layout: Layout, ranges: Ranges) -> tuple[Shape, ...]:
+def shapes_of(layout: Layout, ranges: Ranges) -> tuple[Shape, ...]:
     """Shapes of the tensors in a set, in order; a piece of a tensor has its number of elements as its shape."""
     found = pieces(ranges, [(spec, (spec.range,)) for spec in layout.tensors], "tensors of the layout")
     return tuple(p.source.shape if p.numel == p.source.numel else (p.numel,) for p in found)

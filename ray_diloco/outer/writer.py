@@ -7,7 +7,7 @@ The memory is used again for each message of the same ranges, as new pages cost 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,37 @@ from ray_diloco.outer.layout import Ranges, total
 from ray_diloco.outer.matrices import Shape
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shaped import ShapedCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the parts of a message begin, in bytes, and how long it is."""
+
+    header_bytes: int
+    digests: int
+    body: int
+    nbytes: int
+
+
+def places_of(header: Header, body: Body) -> Places:
+    """Where the parts of a message lie, with room in its header for versions of more digits."""
+    header_bytes = padded(len(header_text(header)) + 20 * (len(header.meta.versions) + 1))
+    digests_at = PREFIX.size + header_bytes
+    body_at = digests_at + padded(DIGEST * body.chunks)
+    return Places(header_bytes, digests_at, body_at, body_at + body.nbytes)
+
+
+def message_bytes(
+    codec: Codec | ShapedCodec,
+    ranges: Ranges,
+    meta: Meta,
+    selection: Selection | None = None,
+    shapes: tuple[Shape, ...] | None = None,
+    numel: int | None = None,
+) -> int:
+    """Bytes of the message that a `Writer` with the same arguments makes; reserves no memory."""
+    body = Body(codec, total(ranges) if numel is None else numel, shapes)
+    return places_of(Header(codec.name, codec.params, ranges, meta, selection, shapes), body).nbytes
 
 
 class Writer:
@@ -63,11 +94,10 @@ class Writer:
         self.numel = total(ranges) if numel is None else numel
         self._header = Header(codec.name, codec.params, ranges, meta, selection, shapes)
         self._layout = body = Body(codec, self.numel, shapes)
-        self._header_bytes = padded(len(header_text(self._header)) + 20 * (len(meta.versions) + 1))
-        digests_at = PREFIX.size + self._header_bytes
-        body_at = digests_at + padded(DIGEST * body.chunks)
+        places = places_of(self._header, body)
+        self._header_bytes, digests_at, body_at = places.header_bytes, places.digests, places.body
         # Zeros written, not merely reserved: the first touch of a page costs ten times a copy into it.
-        self._memory = torch.empty(body_at + body.nbytes, dtype=torch.uint8).fill_(0)
+        self._memory = torch.empty(places.nbytes, dtype=torch.uint8).fill_(0)
         self._array: Bytes = self._memory.numpy()
         self._head = self._array[:body_at]
         self._digests = memoryview(self._head.data)[digests_at:]
