@@ -3,27 +3,30 @@
 Payloads go from rank to shard and back by reference; this side holds references and numbers.  Where all islands share
 an anchor, each shard keeps a part of its elements; where every island has its own, each shard keeps one of them whole.
 A round is prepared on all shards before any of them commits.  Ray keeps the order of one caller's calls to one actor,
-so a commit that was sent is done before whatever is sent after it.
+so a commit that was sent is done before whatever is sent after it.  A shard that dies has a successor (`keepers.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.blocks import Channel, Cut, cuts_of
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
+from ray_diloco.cluster.keepers import Keeper, Keepers, Shards
+from ray_diloco.cluster.layout import check_layout
 from ray_diloco.cluster.relay import Relays
 from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
 from ray_diloco.cluster.storage import Storage
-from ray_diloco.errors import ClusterError, CommittedError, SyncError
+from ray_diloco.errors import ClusterError, SyncError
 from ray_diloco.outer.layout import Layout
 from ray_diloco.rounds.ports import (
     SHARED,
@@ -56,6 +59,8 @@ class AnchorSettings:
       relayed: islands of a region meet first.
       whole_vectors: name of a merge rule that needs whole vectors; empty: it does not.
       deadline_s: seconds that a call may take.
+      alive_s: seconds that a living shard may be silent.
+      losses: shards that may be lost in a row without a durable commit in between.
     """
 
     channels: tuple[Channel, ...]
@@ -65,27 +70,36 @@ class AnchorSettings:
     relayed: bool
     whole_vectors: str
     deadline_s: float
+    alive_s: float = 60.0
+    losses: int = 6
 
 
-@dataclass(frozen=True)
-class _Keeper:
-    """A shard actor: the anchors that it keeps, and which part of a contribution is for it."""
-
-    actor: Any
-    anchors: tuple[str, ...]
-    part: int
+def start_shard(node_id: str | None) -> Any:
+    """Starts the actor of a shard, on a node if that has room."""
+    near = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=True)}
+    return ShardActor.options(**near).remote()
 
 
 class RayAnchor:
-    """All anchor shards of a run.  Not usable before `start`."""
+    """All anchor shards of a run.  Not usable before `start`.
 
-    def __init__(self, settings: AnchorSettings) -> None:
+    Args:
+      settings: how they are kept.
+      start, end: start and end the actor of a shard.
+    """
+
+    def __init__(
+        self,
+        settings: AnchorSettings,
+        start: Callable[[str | None], Any] = start_shard,
+        end: Callable[[Any], None] = ray.kill,
+    ) -> None:
         self.settings = settings
         self.layout: Layout | None = None
         self.cuts: tuple[Cut, ...] = ()
-        self._journal: Journal | None = None
+        self._start = start
         self._actors: list[Any] = []
-        self._keepers: list[_Keeper] = []
+        self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
         # Committed anchors by fragment and name, where neighbours are pulled towards one another.
         self._newest: dict[int, Mapping[str, Update]] = {}
         self._prepared: tuple[str, int, Mapping[str, Update]] | None = None
@@ -103,14 +117,28 @@ class RayAnchor:
         """Into how many payloads a contribution is cut."""
         return len(self._keepers) if self.shared else 1
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of contributions that are kept for successors of shards until the next durable commit."""
+        return self._shards.kept_bytes
+
     def tell(self, journal: Journal) -> None:
         """Where events go."""
-        self._journal = journal
+        self._shards.journal = journal
+
+    def durable(self, storage: Storage, manifest: Manifest) -> None:
+        """Takes a durable commit for what successors of shards begin with."""
+        self._shards.durable(storage, manifest)
+
+    def not_durable(self, round_: int) -> None:
+        """Forgets a write that came to nothing."""
+        for keeper in self._keepers:
+            keeper.not_durable(round_)
 
     def prestart(self) -> None:
         """Starts the shards that are needed in any case, for a cluster where it does not matter on which node."""
         count = max(1, self.settings.shards) if self.shared else len(self.settings.anchors)
-        self._actors = [ShardActor.remote() for _ in range(count)]
+        self._actors = [self._start(None) for _ in range(count)]
 
     async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, storage: Storage) -> None:
         """Starts the shards for a model, on the nodes given, with the state of a commit if there is one.
@@ -132,27 +160,21 @@ class RayAnchor:
                     )
                 return
             if manifest is not None:
-                _check_layout(manifest, layout)
+                check_layout(manifest, layout)
             self.cuts = cuts_of(self.settings.channels, layout)
             count = self._count(layout)
-            self._actors += [
-                ShardActor.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node_ids[k % len(node_ids)], soft=True)
-                ).remote()
-                for k in range(len(self._actors), count)
-            ]
+            near = [node_ids[k % len(node_ids)] for k in range(count)]
+            self._actors += [self._start(near[k]) for k in range(len(self._actors), count)]
             each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
-            self._keepers = [
-                _Keeper(actor, names, k if self.shared else 0)
+            parts = count if self.shared else 1
+            self._shards.all = [
+                Keeper(
+                    actor, ShardSettings(layout, self.cuts, names, k if self.shared else 0, parts, k, count), near[k]
+                )
                 for k, (actor, names) in enumerate(zip(self._actors, each, strict=True))
             ]
-            calls = [
-                keeper.actor.build.remote(
-                    ShardSettings(layout, self.cuts, keeper.anchors, keeper.part, self.parts, k, count)
-                )
-                for k, keeper in enumerate(self._keepers)
-            ]
-            loads = [] if manifest is None else [k.actor.load.remote(storage, manifest) for k in self._keepers]
+            calls = [keeper.build() for keeper in self._keepers]
+            loads = [] if manifest is None else [keeper.load(storage, manifest) for keeper in self._keepers]
             try:
                 await answers(calls, "starting the anchor", self.settings.deadline_s)
                 fresh = await answers(loads, "loading the anchor", self.settings.deadline_s)
@@ -164,16 +186,15 @@ class RayAnchor:
 
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every anchor from the parameters of one island."""
-        await self._all(
-            [keeper.actor.found.remote(*_handles(pieces, keeper.part)) for keeper in self._keepers],
-            "founding the anchor",
-        )
+        told = [keeper.found(_handles(pieces, keeper.part)) for keeper in self._keepers]
+        await self._shards.tell("founding the anchor", told)
 
     async def prepare(self, step: Step) -> Prepared:
         """Merges and steps on all shards, into spare buffers."""
         offers = [offer for movement in step.movements for offer, _ in movement.contributions]
         try:
-            return await self._prepare(step)
+            movements = [await self._near(step, movement) for movement in step.movements]
+            return await self._shards.ask(f"preparing round {step.key}", lambda: self._prepare(step, movements))
         except SyncError as bad:
             # `outer.contribution.BadContribution`, not imported for its name: torch would come with it.
             island = getattr(bad, "island", None)
@@ -193,11 +214,12 @@ class RayAnchor:
         fragment = _fragment_of(key)
         if self._pulls and self._prepared is not None and self._prepared[0] == key:
             self._newest[fragment] = self._prepared[2]
-        await self._all([k.actor.commit.remote(key, fragment) for k in self._keepers], f"committing round {key}")
+        told = [keeper.commit(key, fragment) for keeper in self._keepers]
+        await self._shards.tell(f"committing round {key}", told)
 
     async def abort(self, key: str) -> None:
         """Forgets a prepared round on all shards."""
-        await self._all([keeper.actor.abort.remote(key) for keeper in self._keepers], f"aborting round {key}")
+        await self._shards.tell(f"aborting round {key}", [keeper.abort(key) for keeper in self._keepers])
 
     async def current(self, island: str) -> Sequence[Update]:
         """The committed anchor of every fragment that an island adopts."""
@@ -208,34 +230,35 @@ class RayAnchor:
         numbers = list(self.cuts[0].numbers)
         if self.shared:
             return [await self._asked(fragment, SHARED, "published") for fragment in numbers]
-        return [(await self._mean(fragment))[0] for fragment in numbers]
+        return [await self._mean(fragment) for fragment in numbers]
 
     def save(self, storage: Storage, round_: int) -> Awaitable[list[FileEntry]]:
         """Starts writing the committed state of all shards; the awaitable yields file entries when it is durable."""
         if self.shared:
-            started = [keeper.actor.save.remote(storage, round_) for keeper in self._keepers]
-            return self._saved(started, round_)
+            return self._saved([keeper.save(storage, round_, ()) for keeper in self._keepers], round_)
         # The order of calls to a shard holds: means are taken of what was committed before this line.
         means = [self._mean_refs(fragment)[1] for fragment in self.cuts[0].numbers]
         first, *others = self._keepers
-        started = [first.actor.save.remote(storage, round_, *means)]
-        started += [keeper.actor.save.remote(storage, round_) for keeper in others]
+        started = [first.save(storage, round_, means), *(keeper.save(storage, round_, ()) for keeper in others)]
         return self._saved(started, round_)
 
-    async def _prepare(self, step: Step) -> Prepared:
+    @property
+    def _keepers(self) -> list[Keeper]:
+        return self._shards.all
+
+    async def _prepare(self, step: Step, movements: Sequence[Movement]) -> Prepared:
         if self._pulls and step.fragment not in self._newest:
             names = self.settings.anchors
             self._newest[step.fragment] = {name: await self._asked(step.fragment, name, "current") for name in names}
         calls: list[tuple[str, Any, Any]] = []
-        for movement in step.movements:
-            movement = await self._near(step, movement)
+        for movement in movements:
             factors = [factor for _, factor in movement.contributions]
             extras: tuple[float, ...] = ()
             if self.settings.whole_vectors and movement.contributions and step.fragment in self.cuts[0].numbers:
                 factors, extras = await self._whole(step, movement)
             for keeper in self._of(step.fragment, movement.anchor):
-                work, payloads = self._work(step, movement, keeper, factors, extras)
-                meta, payload = keeper.actor.prepare.remote(work, *payloads)
+                work, payloads, nbytes = self._work(step, movement, keeper, factors, extras)
+                meta, payload = keeper.prepare(work, payloads, nbytes)
                 calls.append((movement.anchor, meta, payload))
         stats = await self._all([meta for _, meta, _ in calls], f"preparing round {step.key}")
         pieces: dict[str, list[Piece]] = {}
@@ -266,9 +289,9 @@ class RayAnchor:
         weights = [factor for _, factor in movement.contributions]
         grams = []
         for keeper in keepers:
-            work, payloads = self._work(step, movement, keeper, weights, ())
-            grams.append(keeper.actor.gram.remote(work, *payloads))
-        asked = keepers[0].actor.factors.remote(self.settings.whole_vectors, weights, *grams)
+            work, payloads, _ = self._work(step, movement, keeper, weights, ())
+            grams.append(keeper.handle.gram.remote(work, *payloads))
+        asked = keepers[0].handle.factors.remote(self.settings.whole_vectors, weights, *grams)
         # Shards that refuse say whose contribution it is; the one that was handed their errors does not.
         await self._all(grams, f"comparing contributions to round {step.key}")
         (found,) = await self._all([asked], f"weighing contributions to round {step.key}")
@@ -277,15 +300,16 @@ class RayAnchor:
         return [scale * factor for factor in found[: len(weights)]], tuple(scale * f for f in found[len(weights) :])
 
     def _work(
-        self, step: Step, movement: Movement, keeper: _Keeper, factors: Sequence[float], extras: tuple[float, ...]
-    ) -> tuple[ShardWork, list[Any]]:
-        parts = [_handles(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
+        self, step: Step, movement: Movement, keeper: Keeper, factors: Sequence[float], extras: tuple[float, ...]
+    ) -> tuple[ShardWork, list[Any], int]:
+        """What a shard is told of a movement: the work, payloads, and bytes of these."""
+        parts = [_pieces(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
         specs = tuple(
             (offer.island, factor, offer.base_version, len(part))
             for (offer, _), factor, part in zip(movement.contributions, factors, parts, strict=True)
         )
         neighbours = movement.neighbours if self._pulls and len(movement.neighbours) > 1 else ()
-        around = [piece.handle for name in neighbours for piece in self._newest[step.fragment][name].pieces]
+        around = [piece for name in neighbours for piece in self._newest[step.fragment][name].pieces]
         work = ShardWork(
             step.key,
             movement.anchor,
@@ -296,9 +320,10 @@ class RayAnchor:
             neighbours.index(movement.anchor) if around else 0,
             not movement.contributions,
         )
-        return work, [handle for part in parts for handle in part] + around
+        flat = [piece for part in parts for piece in part] + around
+        return work, [piece.handle for piece in flat], sum(piece.nbytes for piece in flat)
 
-    def _of(self, fragment: int, anchor: str) -> list[_Keeper]:
+    def _of(self, fragment: int, anchor: str) -> list[Keeper]:
         """The shards that keep an anchor; side channels have one anchor in any case."""
         if self.shared or fragment not in self.cuts[0].numbers:
             return self._keepers
@@ -309,37 +334,41 @@ class RayAnchor:
 
     async def _asked(self, fragment: int, island: str, method: str) -> Update:
         anchor = SHARED if self.shared else island
-        calls = [getattr(k.actor, method).remote(fragment, anchor) for k in self._of(fragment, anchor)]
-        stats = await self._all([meta for meta, _ in calls], "reading the anchor")
-        pieces = tuple(Piece(k, s.nbytes, p) for k, (s, (_, p)) in enumerate(zip(stats, calls, strict=True)))
-        return Update(fragment, stats[0].version, pieces)
+
+        async def attempt() -> Update:
+            calls = [getattr(k.handle, method).remote(fragment, anchor) for k in self._of(fragment, anchor)]
+            stats = await self._all([meta for meta, _ in calls], "reading the anchor")
+            pieces = tuple(Piece(k, s.nbytes, p) for k, (s, (_, p)) in enumerate(zip(stats, calls, strict=True)))
+            return Update(fragment, stats[0].version, pieces)
+
+        return await self._shards.ask("reading the anchor", attempt)
 
     def _mean_refs(self, fragment: int) -> tuple[Any, Any]:
         """The mean of all islands' anchors of a fragment: references to what a shard says of it, and to its payload."""
-        payloads = [keeper.actor.published.remote(fragment, keeper.anchors[0])[1] for keeper in self._keepers]
-        meta, payload = self._keepers[0].actor.mean.remote(*payloads)
+        payloads = [keeper.handle.published.remote(fragment, keeper.anchors[0])[1] for keeper in self._keepers]
+        meta, payload = self._keepers[0].handle.mean.remote(*payloads)
         return meta, payload
 
-    async def _mean(self, fragment: int) -> tuple[Update, Any]:
-        meta, payload = self._mean_refs(fragment)
-        (stats,) = await self._all([meta], "averaging the anchors")
-        return Update(fragment, 0, (Piece(0, stats.nbytes, payload),)), payload
+    async def _mean(self, fragment: int) -> Update:
+        async def attempt() -> Update:
+            meta, payload = self._mean_refs(fragment)
+            (stats,) = await self._all([meta], "averaging the anchors")
+            return Update(fragment, 0, (Piece(0, stats.nbytes, payload),))
+
+        return await self._shards.ask("averaging the anchors", attempt)
 
     async def _saved(self, started: Sequence[Any], round_: int) -> list[FileEntry]:
         # The wait runs in a thread of its own in the shard, where it could overtake the call that starts the write.
-        deadline_s = self.settings.deadline_s
-        await answers(started, "starting to write the anchor", deadline_s)
-        waits = [keeper.actor.saved.remote(round_) for keeper in self._keepers]
-        parts = await answers(waits, "writing the anchor", deadline_s)
-        return [entry for part in parts for entry in part]
+        await self._shards.tell("starting to write the anchor", started)
+
+        async def attempt() -> list[FileEntry]:
+            waits = [keeper.handle.saved.remote(round_) for keeper in self._keepers]
+            return [entry for part in await self._all(waits, "writing the anchor") for entry in part]
+
+        return await self._shards.ask("writing the anchor", attempt)
 
     async def _all(self, refs: Sequence[Any], what: str) -> list[Any]:
-        try:
-            return await answers(refs, what, self.settings.deadline_s)
-        except ActorFailed as failed:
-            raise ClusterError(
-                222, f"an anchor shard failed: {failed}", "run the same command again: it goes on from the last commit"
-            ) from failed.cause
+        return await answers(refs, what, self.settings.deadline_s)
 
     def _count(self, layout: Layout) -> int:
         if not self.shared:
@@ -348,8 +377,8 @@ class RayAnchor:
         return self.settings.shards or automatic
 
     def _warn(self, text: str) -> None:
-        if self._journal is not None:
-            self._journal.event("warning", text=text)
+        if self._shards.journal is not None:
+            self._shards.journal.event("warning", text=text)
 
 
 def _fragment_of(key: str) -> int:
@@ -357,24 +386,15 @@ def _fragment_of(key: str) -> int:
     return int(key.split(":", 1)[0].split(".")[1])
 
 
+def _pieces(pieces: Sequence[Piece], shard: int) -> list[Piece]:
+    return [piece for piece in pieces if piece.shard == shard]
+
+
 def _handles(pieces: Sequence[Piece], shard: int) -> list[Any]:
-    return [piece.handle for piece in pieces if piece.shard == shard]
+    return [piece.handle for piece in _pieces(pieces, shard)]
 
 
 def _owner_of_lost(error: BaseException | None, offers: Sequence[Offer]) -> str | None:
     if not isinstance(error, ObjectLostError):
         return None
     return next((o.island for o in offers for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None)
-
-
-def _check_layout(manifest: Manifest, layout: Layout) -> None:
-    before, now = dict(manifest.layout), {t.name: t.shape for t in layout.tensors}
-    if list(before.items()) != list(now.items()):
-        differing = [name for name in (*before, *now) if before.get(name) != now.get(name)]
-        first = differing[0] if differing else next(iter(now))
-        raise CommittedError(
-            560,
-            f"round {manifest.round} was committed with another model: tensor {first!r} has shape {before.get(first)} "
-            f"there and {now.get(first)} here",
-            "use the model of the run, or another run.name",
-        )

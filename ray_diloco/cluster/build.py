@@ -66,6 +66,8 @@ def anchor_settings(config: Config) -> AnchorSettings:
         relayed=config.topology.kind == "hierarchy",
         whole_vectors=whole,
         deadline_s=config.deadlines.exchange_s,
+        alive_s=config.deadlines.silence_s,
+        losses=config.deadlines.losses,
     )
 
 

@@ -253,13 +253,17 @@ class Shard:
         published = self._published(means)
         outer = dict(self._outer())
         write = self._writer.submit(self._write, storage, round_, published, outer)
-        self._writes[round_] = write
+        self._writes = {r: w for r, w in self._writes.items() if not w.done()} | {round_: write}
         self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
 
     @ray.method(concurrency_group="writing")
     def saved(self, round_: int) -> list[FileEntry]:
-        """Waits for a write; returns its file entries."""
-        return self._writes.pop(round_).result(WRITE_DEADLINE_S)
+        """Waits for a write; returns its file entries.  May be asked again until the next write begins."""
+        return self._writes[round_].result(WRITE_DEADLINE_S)
+
+    @ray.method(concurrency_group="control")
+    def alive(self) -> None:
+        """Answers, whatever else is done."""
 
     def _published(self, means: Sequence[np.ndarray]) -> Mapping[str, np.ndarray]:
         if SHARED in self._settings.anchors:
@@ -330,4 +334,4 @@ def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[lis
     return found, payloads[at:]
 
 
-ShardActor = actor(Shard, num_cpus=0, concurrency_groups={"writing": 1})
+ShardActor = actor(Shard, num_cpus=0, concurrency_groups={"writing": 1, "control": 1})

@@ -17,7 +17,7 @@ from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed
 from ray_diloco.cluster.storage import Storage
-from ray_diloco.errors import CheckpointError, DilocoError
+from ray_diloco.errors import CheckpointError, ClusterError, DilocoError
 from ray_diloco.rounds.ports import Journal, Snapshot
 
 
@@ -74,6 +74,7 @@ class RayStore:
                 await told
                 self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
                 self.trouble = None
+                self._anchor.durable(self.storage, self.newest)
                 self._inner_in |= {entry.island: snapshot.round for entry in files if entry.island is not None}
                 self._journal.event(
                     "checkpoint_written",
@@ -81,8 +82,9 @@ class RayStore:
                     bytes=sum(entry.bytes for entry in files),
                     write_s=time.monotonic() - began,
                 )
-            except (ActorFailed, CheckpointError) as error:
+            except (ActorFailed, CheckpointError, ClusterError) as error:
                 self.trouble = _reason(error)
+                self._anchor.not_durable(snapshot.round)
                 self._journal.event("checkpoint_failed", round=snapshot.round, reason=self.trouble)
                 await self._abandon(snapshot.round)
                 return

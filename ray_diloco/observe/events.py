@@ -27,6 +27,8 @@ EVENTS: dict[str, str] = {
     "island_launching": "Placement and start of an island's ranks began (island, incarnation).",
     "island_joined": "An island adopted the newest commit and takes part (island, incarnation, region).",
     "island_lost": "An island died or fell silent; its work is issued again (island, incarnation, reason).",
+    "anchor_shard_lost": "An anchor shard died or froze (shard, how, reason).",
+    "anchor_shard_replaced": "A new one has the state of the one that was lost (shard, recovery_s).",
     "round_opened": "Islands were given a segment of inner steps (segment, step, until, islands).",
     "contribution_rejected": "A contribution was refused and does not count (round, fragment, island, reason).",
     "round_closed": "No more contributions are taken for a round (round, fragment, islands, absent).",
@@ -50,6 +52,7 @@ _WARNINGS = frozenset(
     {
         "log_repaired",
         "island_lost",
+        "anchor_shard_lost",
         "contribution_rejected",
         "round_aborted",
         "checkpoint_failed",

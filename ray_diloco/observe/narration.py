@@ -21,6 +21,8 @@ SENTENCES: dict[str, str | None] = {
     "island_launching": "island {island} starts[ again, incarnation {incarnation}]",
     "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}]",
     "island_lost": "island {island} lost[: {reason}]",
+    "anchor_shard_lost": "anchor shard {shard} lost[: {reason}]",
+    "anchor_shard_replaced": "anchor shard {shard} has a successor[ after {recovery_s}]",
     "round_opened": None,
     "contribution_rejected": "contribution of island {island} to round {round} refused[: {reason}]",
     "round_closed": "[round {round} closed without {absent}]",

@@ -1,0 +1,187 @@
+"""An anchor shard that dies at any point of a round has a successor with the same bits, and the run never knows."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from mortal_shards import Death, Ref, World
+
+from ray_diloco.blocks import channels_of
+from ray_diloco.cluster.storage import Storage
+from ray_diloco.cluster.store import RayStore, StoreSettings
+from ray_diloco.config.schema import Config
+from ray_diloco.errors import ClusterError, SyncError
+from ray_diloco.outer.codec import Fp32
+from ray_diloco.outer.layout import intersect, layout_of, shard_ranges
+from ray_diloco.outer.payload import Meta, Writer
+from ray_diloco.rounds.ports import SHARED, Emission, Movement, Offer, Piece, Snapshot, Step
+
+LAYOUT = layout_of([("w", (6, 5)), ("b", (7,)), ("head", (4, 3))])
+CHANNELS = channels_of(Config())
+ROUNDS = 4
+# The round whose commit is durable; what came after it has to be told again.
+DURABLE = 2
+
+
+def pieces(meta, seed, parts=2):
+    values = np.random.default_rng(seed).standard_normal(LAYOUT.numel).astype(np.float32)
+    found = []
+    for k, ranges in enumerate(shard_ranges(LAYOUT, parts)):
+        mine = intersect(LAYOUT.whole, ranges)
+        writer = Writer(Fp32(), mine, meta)
+        writer.put(0, torch.from_numpy(np.concatenate([values[r.start : r.stop] for r in mine])))
+        payload = writer.seal(meta)
+        found.append(Piece(k, payload.nbytes, Ref(payload)))
+    return tuple(found)
+
+
+def step_of(round_, parts=2, anchors=(SHARED,)):
+    def offer(island, k):
+        emission = Emission(pieces(Meta("contribution", {0: round_ - 1}, island), 10 * round_ + k, parts), 1.0, True)
+        return Offer(island, 0, 0, round_, round_ - 1, 4, 128, 1.0, emission)
+
+    offers = [(offer(island, k), 0.5) for k, island in enumerate(("i0", "i1"))]
+    movements = tuple(Movement(anchor, tuple(offers)) for anchor in anchors)
+    return Step(f"{round_}.0:i0/0/{round_},i1/0/{round_}", 0, round_, round_ - 1, movements)
+
+
+def told():
+    """The round is written down."""
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
+
+
+def store_of(world, folder):
+    settings = StoreSettings("r", "", {}, 2, 0, 5.0, {})
+    return RayStore(Storage(str(folder)), None, world.anchor, world.tape, settings)
+
+
+async def sail(world, folder, rounds=ROUNDS, anchors=(SHARED,), durable=DURABLE):
+    """A run: founded, `rounds` rounds, one durable commit."""
+    anchor, store = world.anchor, store_of(world, folder)
+    parts = 2 if anchors == (SHARED,) else 1
+    await anchor.start(LAYOUT, ["n0", "n1"], None, store.storage)
+    await anchor.found(pieces(Meta("parameters"), 0, parts))
+    sent = []
+    for r in range(1, rounds + 1):
+        prepared = await anchor.prepare(step_of(r, parts, anchors))
+        await anchor.commit(prepared.key)
+        sent.append([p.handle.value.tobytes() for u in prepared.updates.values() for p in u.pieces])
+        if r == durable:
+            await store.save(Snapshot(r, 4 * r, {0: r}, {}, {}), {}, told())
+    sent.append([p.handle.value.tobytes() for u in await anchor.current("i0") for p in u.pieces])
+    return sent, store
+
+
+def run(folder, *deaths, again=(), **settings):
+    world = World(CHANNELS, deaths, again, anchors=settings.get("anchors", (SHARED,)))
+    sent, store = asyncio.run(sail(world, folder, **settings))
+    return world, sent, store
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("straight"))
+
+
+CALLS = [("build", 1), ("found", 1), ("save", 1), ("saved", 1), ("current", 1)]
+CALLS += [(method, n) for method in ("prepare", "commit") for n in range(1, ROUNDS + 1)]
+POINTS = [Death(m, n, after) for m, n in CALLS if m != "build" for after in (False, True)]
+
+
+@pytest.mark.parametrize("death", POINTS, ids=lambda d: f"{'after' if d.after else 'before'}-{d.method}-{d.nth}")
+def test_a_shard_dies_at_any_point_and_the_run_has_the_same_bits(death, straight, tmp_path):
+    world, sent, store = run(tmp_path, death)
+    _, expected, stored = straight
+    assert sent == expected
+    assert world.committed() == straight[0].committed()
+    assert [kind for kind in world.tape.kinds() if kind != "checkpoint_written"] == [
+        "anchor_shard_lost",
+        "anchor_shard_replaced",
+    ]
+    assert store.newest.round == DURABLE
+    assert [e.sha256 for e in store.newest.files] == [e.sha256 for e in stored.newest.files]
+
+
+def test_both_shards_die_at_once(straight, tmp_path):
+    world, sent, _ = run(tmp_path, Death("commit", 3, shard=0), Death("commit", 3, after=True))
+    assert sent == straight[1] and len(world.handles) == 4
+
+
+def test_a_successor_dies_over_what_it_is_told(straight, tmp_path):
+    world, sent, _ = run(tmp_path, Death("prepare", 4), again=[Death("commit", 1)])
+    assert sent == straight[1] and world.tape.kinds().count("anchor_shard_lost") == 2
+
+
+def test_shards_that_die_again_and_again_end_the_run(tmp_path):
+    with pytest.raises(ClusterError, match="RD-222: an anchor shard failed while preparing round 4") as error:
+        run(tmp_path, Death("prepare", 4), again=[Death("commit", 1)] * 9)
+    assert "the same command again" in error.value.mend
+
+
+def test_a_shard_that_is_silent_is_ended_and_replaced(straight, tmp_path):
+    world, sent, _ = run(tmp_path, Death("prepare", 3, silent=True))
+    assert sent == straight[1]
+    assert set(world.ended) == {world.handles[1]}
+    assert [e["how"] for e in world.tape.events if e["event"] == "anchor_shard_lost"] == ["frozen"]
+
+
+def test_a_failure_of_a_living_shard_is_no_death(tmp_path):
+    world = World(CHANNELS)
+
+    async def commit_what_nobody_prepared():
+        await sail(world, tmp_path)
+        await world.anchor.commit("9.0:i0/0/9")
+
+    with pytest.raises(SyncError, match="RD-423"):
+        asyncio.run(commit_what_nobody_prepared())
+    assert "anchor_shard_lost" not in world.tape.kinds()
+
+
+def test_anchors_of_their_own_have_successors_too(tmp_path):
+    names = ("i0", "i1")
+    _, expected, _ = run(tmp_path / "straight", anchors=names)
+    for k, (method, after) in enumerate([("prepare", False), ("commit", False), ("commit", True), ("saved", False)]):
+        world, sent, store = run(tmp_path / str(k), Death(method, 1, after, shard=0), anchors=names)
+        assert sent == expected and store.newest.round == DURABLE
+        assert "anchor_shard_replaced" in world.tape.kinds()
+
+
+def test_what_is_kept_for_successors_is_what_no_durable_commit_holds(tmp_path):
+    world = World(CHANNELS)
+    kept = []
+
+    async def rounds():
+        anchor = world.anchor
+        await anchor.start(LAYOUT, ["n0"], None, Storage(str(tmp_path)))
+        store = store_of(world, tmp_path)
+        await anchor.found(pieces(Meta("parameters"), 0))
+        for r in (1, 2):
+            await anchor.prepare(step_of(r))
+            kept.append(anchor.kept_bytes)
+            await anchor.commit(step_of(r).key)
+        refused = step_of(3)
+        await anchor.prepare(refused)
+        await anchor.abort(refused.key)
+        kept.append(anchor.kept_bytes)
+        saving = asyncio.ensure_future(store.save(Snapshot(2, 8, {0: 2}, {}, {}), {}, told()))
+        await asyncio.sleep(0)
+        # The next round is under way while the commit is written.
+        await anchor.prepare(step_of(3))
+        await saving
+        kept.append(anchor.kept_bytes)
+
+    asyncio.run(rounds())
+    one = kept[0]
+    assert one == sum(p.nbytes for offer, _ in step_of(1).movements[0].contributions for p in offer.emission.pieces)
+    assert kept == [one, 2 * one, 2 * one, one]
+
+
+def test_a_write_that_fails_frees_nothing(straight, tmp_path):
+    """The storage is no folder at first; the shard that dies later still begins at the founding parameters."""
+    (tmp_path / "checkpoints").write_text("in the way")
+    world, sent, store = run(tmp_path, Death("prepare", 4))
+    assert sent == straight[1]
+    assert store.newest is None and "checkpoint_failed" in world.tape.kinds()
