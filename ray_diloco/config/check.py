@@ -17,7 +17,7 @@ from ray_diloco.config.combinations import check_combinations
 from ray_diloco.config.doubts import doubts
 from ray_diloco.config.functions import check_import_path
 from ray_diloco.config.keys import fields_of, nearest
-from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, SIGNALS, Bound
+from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, PLAN_NUMBERS, SIGNALS, Bound
 from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
 from ray_diloco.errors import ConfigError
 
@@ -40,7 +40,7 @@ def check(config: Config) -> list[str]:
 
     Raises:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
-        114–121 and 132–147 combinations, 160 a plan of faults;
+        114–121 and 132–147 combinations, 160 a plan of faults, 180 one of costs;
         see docs/errors.md.
     """
     _check_tables(config)
@@ -55,6 +55,7 @@ def check(config: Config) -> list[str]:
     _check_quorum(config)
     _check_storage(config.run.storage)
     _check_faults(config)
+    _check_plan(config)
     check_combinations(config)
     return [*_warnings(config), *doubts(config)]
 
@@ -264,6 +265,19 @@ def _check_faults(config: Config) -> None:
             f"faults.plan would break this run on purpose: {'; '.join(map(str, config.faults.plan))}",
             "empty it, or say faults.allowed=true",
         )
+
+
+def _check_plan(config: Config) -> None:
+    plan, names = config.plan, island_names(config)
+    for key, named in {"plan.islands": [*plan.islands], "plan.anchor": [plan.anchor] if plan.anchor else []}.items():
+        for name in named:
+            if name not in names:
+                raise ConfigError(180, f"{key}: the run has no island {name!r}", f"islands: {', '.join(names)}")
+    for name, site in plan.islands.items():
+        for key in PLAN_NUMBERS:
+            value = getattr(site, key)
+            if value is not None:
+                _check_bound(f"plan.islands.{name}.{key}", value, BOUNDS[f"plan.{key}"])
 
 
 def _warnings(config: Config) -> Iterator[str]:

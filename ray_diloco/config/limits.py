@@ -14,6 +14,17 @@ from ray_diloco.config.traits import ADOPT_TRAITS, CODEC_TRAITS, DENSE_CODECS, M
 
 FILE_SOURCES = ("text", "jsonl", "parquet", "csv")
 
+# Of `plan`, and of each of `plan.islands`.
+PLAN_NUMBERS = (
+    "step_seconds",
+    "up_mbit",
+    "down_mbit",
+    "rtt_ms",
+    "dollars_per_hour",
+    "watts",
+    "grams_co2_per_kwh",
+)
+
 # Of `channels.<name>.signal`.
 SIGNALS = ("parameters", "control")
 
@@ -192,4 +203,6 @@ BOUNDS: dict[str, Bound] = {
     "deadlines.exchange_s": _POSITIVE,
     "deadlines.silence_s": _POSITIVE,
     "deadlines.losses": _COUNT,
+    **{f"plan.{key}": _NOT_NEGATIVE for key in PLAN_NUMBERS},
+    "plan.quality": _NOT_NEGATIVE,
 }

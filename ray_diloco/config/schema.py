@@ -22,6 +22,7 @@ from ray_diloco.config.blocks import (
     StaleConfig,
     TopologyConfig,
 )
+from ray_diloco.config.plan import PlanConfig
 
 
 @dataclass
@@ -334,6 +335,7 @@ class Config:
     ray: RayConfig = field(default_factory=RayConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
 
 
 def island_names(config: Config) -> list[str]:

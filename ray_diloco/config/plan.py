@@ -1,0 +1,64 @@
+"""The keys of `plan`: what `ray-diloco plan` is told of time, links and prices.  A run trains the same without them.
+
+What is 0 is not known: a step is then timed, a link taken from what `ray-diloco doctor` measured (or as no limit), and
+a price left out.  Each key is explained in `conf/config.yaml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SiteConfig:
+    """What differs for one island; unset keys are those of `plan`."""
+
+    # Region under which the doctor measured its links; default: the island's name.
+    region: str | None = None
+    step_seconds: float | None = None
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    rtt_ms: float | None = None
+    dollars_per_hour: float | None = None
+    watts: float | None = None
+    grams_co2_per_kwh: float | None = None
+
+
+@dataclass
+class PlanConfig:
+    """What a plan assumes of every island."""
+
+    # Seconds of one inner step of an island; 0: those of an earlier run on this machine, else timed now.
+    step_seconds: float = 0.0
+    # Mbit/s between an island and the island beside which the anchor lives, and milliseconds there and back.
+    up_mbit: float = 0.0
+    down_mbit: float = 0.0
+    rtt_ms: float = 0.0
+    # Price, power and carbon of an island.
+    dollars_per_hour: float = 0.0
+    watts: float = 0.0
+    grams_co2_per_kwh: float = 0.0
+    # Island beside which the anchor lives; default: the first.
+    anchor: str | None = None
+    # Part by which the loss may be higher than that of synchronous training, for the choice of H, codec and fragments.
+    quality: float = 0.03
+    islands: dict[str, SiteConfig] = field(default_factory=dict)
+
+
+def site_of(plan: PlanConfig, island: str) -> SiteConfig:
+    """What holds for one island: its own keys over those of all."""
+    own = plan.islands.get(island, SiteConfig())
+
+    def pick(mine: float | None, shared: float) -> float:
+        return shared if mine is None else mine
+
+    return SiteConfig(
+        own.region or island,
+        pick(own.step_seconds, plan.step_seconds),
+        pick(own.up_mbit, plan.up_mbit),
+        pick(own.down_mbit, plan.down_mbit),
+        pick(own.rtt_ms, plan.rtt_ms),
+        pick(own.dollars_per_hour, plan.dollars_per_hour),
+        pick(own.watts, plan.watts),
+        pick(own.grams_co2_per_kwh, plan.grams_co2_per_kwh),
+    )
