@@ -222,7 +222,7 @@ class Keepers:
                 began = now()
                 for keeper in dead:
                     how = "frozen" if keeper.frozen else "died"
-                    self._event("anchor_shard_lost", shard=keeper.index, how=how, reason=str(failed))
+                    self.event("anchor_shard_lost", shard=keeper.index, how=how, reason=str(failed))
                     self._shards.end(keeper.handle)
                 told = [ref for keeper in dead for ref in keeper.succeed(self._shards.start(keeper.node_id))]
                 self._generation += 1
@@ -235,7 +235,7 @@ class Keepers:
                     self._beyond_repair = True
                     raise _failed(f"and cannot be made again: {error.what}") from error
                 for keeper in dead:
-                    self._event("anchor_shard_replaced", shard=keeper.index, recovery_s=now() - began)
+                    self.event("anchor_shard_replaced", shard=keeper.index, recovery_s=now() - began)
                 return True
             self._beyond_repair = self._generation != seen
             return False
@@ -254,7 +254,8 @@ class Keepers:
         found = await asyncio.gather(*(silent(keeper) for keeper in self.all))
         return [keeper for keeper, dead in zip(self.all, found, strict=True) if dead]
 
-    def _event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, **fields: Any) -> None:
+        """One line of the tape, if there is one."""
         if self.journal is not None:
             self.journal.event(kind, **fields)
 
