@@ -1,9 +1,11 @@
 """Every published method of `conf/algorithm/` trains `model=tiny` on real islands, and the loss falls."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from cluster_runs import events, lines
+from warm_processes import Warm
 
 import ray_diloco
 
@@ -40,8 +42,19 @@ RATES = {
 }
 
 
+# One anchor, one for each island, and a side channel: with processes of their own, as a user has them.
+COLD = ("streaming", "noloco", "scaffold")
+
+
+@pytest.fixture(scope="module")
+def warm(place):
+    processes = Warm()
+    yield processes
+    processes.end()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_published_method_trains_on_real_islands(place, name):
+def test_a_published_method_trains_on_real_islands(place, warm, monkeypatch, name):
     H = 1 if name in EVERY_STEP else 24 if name == "decoupled" else 6
     settings = {
         "algorithm": name,
@@ -50,7 +63,8 @@ def test_a_published_method_trains_on_real_islands(place, name):
         "islands.count": 1 if name in ALONE else 2,
         "inner.H": H,
     }
-    summary = ray_diloco.train(place.common | COMMON | settings | RATES.get(name, {}))
+    with nullcontext() if name in COLD else warm.runs(monkeypatch):
+        summary = ray_diloco.train(place.common | COMMON | settings | RATES.get(name, {}))
     folder = place.folder(name)
     losses = [line["loss"] for line in lines(folder / "metrics.jsonl") if line["kind"] == "eval"]
     assert summary["status"] == "finished"
