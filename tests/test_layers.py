@@ -20,7 +20,7 @@ INSIDE = {
     "rounds": {"rounds", "outer", "errors"},
     "inner": {"inner", "outer", "errors", "config", "data"},
     "planning": {"planning", "inner", "outer", "rounds", "errors", "config", "data", "observe", "blocks"},
-    "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe"},
+    "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe", "blocks", "rules"},
 }
 OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}
 # Files, clocks and processes: the mathematics and the protocol get them through their callers.
