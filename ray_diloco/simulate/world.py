@@ -109,7 +109,7 @@ class World:
             if restarts > self.conditions.restarts:
                 what = f"the driver or a shard of the anchor was lost {restarts} times"
                 return self._ended(
-                    "failed", SyncError(455, what, "make them more reliable, or simulate.restarts larger")
+                    "failed", SyncError(459, what, "make them more reliable, or simulate.restarts larger")
                 )
             self.life += 1
             self._clock += self.conditions.restart_s
