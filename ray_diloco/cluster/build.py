@@ -66,7 +66,7 @@ def anchor_settings(config: Config) -> AnchorSettings:
         relayed=config.topology.kind == "hierarchy",
         whole_vectors=whole,
         deadline_s=config.deadlines.exchange_s,
-        alive_s=config.deadlines.silence_s,
+        alive_s=config.deadlines.heartbeat_s,
         losses=config.deadlines.losses,
     )
 

@@ -1,7 +1,6 @@
 """The fleet port over Ray: an island is a placement group and one actor per rank, replaced as a whole.
 
-Any exception of any rank means that the island failed.  A watch asks ranks for their progress while they work; one
-that does not answer, or makes no step, for `deadlines.silence_s` counts as frozen, though its process lives.
+Any exception of any rank means that the island failed.  `watch.py` finds what becomes of ranks.
 """
 
 from __future__ import annotations
@@ -9,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -22,13 +23,11 @@ from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.placement import Bundle, reserve
 from ray_diloco.cluster.rank import Progress, RankActor, RankJob
 from ray_diloco.cluster.storage import Storage
+from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError, InfeasibleError
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
-
-# Seconds between two looks at a working rank.
-WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,14 @@ class RayIsland:
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
         self.restored: Mapping[int, int] | None = None
-        self.progress = Progress(0, 0, 0, math.nan, 0.0)
+        self._watch: Watch | None = None
         self._ranks, self._group, self._settings = list(ranks), group, settings
         self._shards = 0
+
+    @property
+    def progress(self) -> Progress:
+        """Where rank 0 is."""
+        return Progress(0, 0, 0, math.nan, 0.0) if self._watch is None else self._watch.progress
 
     async def train(self, work: Work) -> Report:
         """Trains a segment on all ranks."""
@@ -79,9 +83,9 @@ class RayIsland:
             rank.train.remote(work.start_step, work.steps, work.lease.blocks, work.seconds) for rank in self._ranks
         ]
         deadline_s = self._settings.deadlines.train_s or None
-        reports: list[Report] = await self._watched(
-            calls, f"training segment {work.segment}", deadline_s, stepping=True
-        )
+        stepping = nullcontext() if self._watch is None else self._watch.stepping()
+        with stepping:
+            reports: list[Report] = await self._watched(calls, f"training segment {work.segment}", deadline_s)
         return max(reports, key=lambda r: r.seconds)
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
@@ -158,6 +162,7 @@ class RayIsland:
         built = await self._call(
             [rank.build.remote(host, port) for rank in self._ranks], "building the model", deadlines.launch_s
         )
+        self._watch = Watch(self.name, self._ranks, deadlines.heartbeat_s, deadlines.silence_s)
         self.region = built[0].region
         node_ids = [b.node_id for b in built]
         await anchor.start(built[0].layout, node_ids, self._settings.newest(), self._settings.storage)
@@ -167,6 +172,8 @@ class RayIsland:
 
     def end(self) -> None:
         """Kills the ranks and gives their room back."""
+        if self._watch is not None:
+            self._watch.end()
         for rank in self._ranks:
             ray.kill(rank)
         remove_placement_group(self._group)
@@ -194,7 +201,8 @@ class RayIsland:
         try:
             return await answers(calls, f"{what} on {self.name}", deadline_s)
         except ActorFailed as failed:
-            raise IslandLost(str(failed)) from failed
+            how = "died" if isinstance(failed.cause, RayActorError) else "failed"
+            raise IslandLost(str(failed), how) from failed
         except DilocoError as error:
             # What the user has to mend would come again; anything else is this island's own trouble.
             if error.exit_code == EXIT_BAD_INPUT:
@@ -202,37 +210,12 @@ class RayIsland:
             raise IslandLost(f"{what} on {self.name} failed: {error.what}") from error
 
     async def _exchanged(self, calls: Sequence[Any], what: str) -> list[Any]:
-        return await self._watched(calls, what, self._settings.deadlines.exchange_s, stepping=False)
+        return await self._watched(calls, what, self._settings.deadlines.exchange_s)
 
-    async def _watched(self, calls: Sequence[Any], what: str, deadline_s: float | None, *, stepping: bool) -> list[Any]:
-        """Waits for calls as long as their ranks live, and make steps if they are to."""
+    async def _watched(self, calls: Sequence[Any], what: str, deadline_s: float | None) -> list[Any]:
+        """Waits for calls as long as their ranks live."""
         work = asyncio.ensure_future(self._call(calls, what, deadline_s))
-        watch = asyncio.ensure_future(self._watch(what, stepping))
-        try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if watch.done() and not work.done():
-                await watch
-            return await work
-        finally:
-            work.cancel()
-            watch.cancel()
-
-    async def _watch(self, what: str, stepping: bool) -> None:
-        """Returns never; raises IslandLost when a rank stays silent."""
-        silence_s, loop = self._settings.deadlines.silence_s, asyncio.get_running_loop()
-        beats, since = [-1] * len(self._ranks), loop.time()
-        if not stepping:
-            # Most of these calls are over by then.
-            await asyncio.sleep(WATCH_S)
-        while True:
-            calls = [rank.progress.remote() for rank in self._ranks]
-            now = await self._call(calls, f"the heartbeat while {what}", silence_s)
-            if not stepping or [p.beats for p in now] != beats:
-                beats, since = [p.beats for p in now], loop.time()
-            elif loop.time() - since > silence_s:
-                raise IslandLost(f"no step for {silence_s:g} s while {what}")
-            self.progress = now[0]
-            await asyncio.sleep(WATCH_S)
+        return await work if self._watch is None else await self._watch.guarded(work)
 
 
 class RayFleet:
@@ -253,7 +236,7 @@ class RayFleet:
             if incarnation == 0:
                 raise
             raise IslandLost(error.what) from error
-        job = replace(spec.job, incarnation=incarnation)
+        job = replace(spec.job, incarnation=incarnation, orphan_s=settings.deadlines.orphan_s)
         ranks = [
             RankActor.options(
                 num_cpus=bundle.get("CPU", 0.0),

@@ -1,13 +1,15 @@
 """One rank of an island as a Ray actor: `inner.InnerRank` plus its side of the exchange.
 
 Calls run one after another; `progress` answers in between from a thread of its own, so that training cannot starve
-it.  What a rank sends is a return value: the driver owns it, and it outlives the rank.
+it.  What a rank sends is a return value: the driver owns it, and it outlives the rank.  A rank outlives its driver for
+a while, so that the next one finds it.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 # The node label that says where a node is.
 REGION_LABEL = "ray.io/availability-region"
+# Exit code of a rank that no driver speaks to any more.
+ORPHANED = 17
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class RankJob:
         prepare them where they are missing (another machine).
       channels: what is exchanged and how; the main one first.
       incarnation: how often the island was started anew.
+      orphan_s: seconds without a word from any driver after which it ends itself; 0: never.
       folders: where a user's own modules are imported from.
     """
 
@@ -58,6 +63,7 @@ class RankJob:
     tokenizer: TokenizerConfig
     channels: tuple[Channel, ...]
     incarnation: int = 0
+    orphan_s: float = 0.0
     folders: tuple[str, ...] = ()
 
 
@@ -106,6 +112,9 @@ class Rank:
         self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
+        self._spoken_to = time.monotonic()
+        if job.orphan_s:
+            threading.Thread(target=self._end_as_orphan, daemon=True).start()
 
     def open_store(self, timeout_s: float) -> tuple[str, int]:
         """Opens the island's rendezvous (rank 0); returns its address."""
@@ -253,9 +262,17 @@ class Rank:
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress:
         """Where this rank is; answers while it trains."""
+        self._spoken_to = time.monotonic()
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
         return Progress(self._beats, step, steps, float(loss), tokens_per_s)
+
+    def _end_as_orphan(self) -> None:
+        """Ends the process when no driver has spoken to it for too long; nothing of a run may stay on a cluster."""
+        never, orphan_s = threading.Event(), self._job.orphan_s
+        while (left := self._spoken_to + orphan_s - time.monotonic()) > 0:
+            never.wait(left)
+        os._exit(ORPHANED)
 
     def _write(self, storage: Storage, round_: int, pieces: dict[str, np.ndarray]) -> list[FileEntry]:
         from ray_diloco.checkpoint.names import inner_filename

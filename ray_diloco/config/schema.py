@@ -209,6 +209,8 @@ class RunConfig:
     storage: str | None = None
     # Refuse a run directory that has commits.
     fresh: bool = False
+    # How often a driver that died is started again within one command.
+    max_restarts: int = 3
 
 
 @dataclass
@@ -287,8 +289,12 @@ class DeadlinesConfig:
     train_s: float = 0.0
     # Emit, merge, adopt, evaluate, and each write of a commit.
     exchange_s: float = 300.0
-    # Between two steps of an island before it counts as frozen.
+    # Between two steps of an island before it counts as stalled.
     silence_s: float = 60.0
+    # Between two heartbeats of a rank or an anchor shard before it counts as frozen.
+    heartbeat_s: float = 15.0
+    # Without a word from any driver before a rank ends itself.
+    orphan_s: float = 120.0
     # Lost islands in a row, without a commit in between, before the run fails.
     losses: int = 6
 

@@ -16,7 +16,16 @@ from ray_diloco.outer.schedule import Due
 
 
 class IslandLost(Exception):
-    """An island can no longer be used; its supervisor replaces it.  The text says how it was noticed."""
+    """An island can no longer be used; its supervisor replaces it.  The text says how it was noticed.
+
+    Attributes:
+      how: died, frozen (alive and silent), stalled (it answers and makes no step), or failed.
+      silent_s: seconds from its last sign of life, or its last step, to the discovery; 0 where nobody measured.
+    """
+
+    def __init__(self, text: str, how: str = "failed", silent_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.how, self.silent_s = how, silent_s
 
 
 class ContributionRefused(Exception):

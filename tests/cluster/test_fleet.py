@@ -38,18 +38,6 @@ def test_trouble_of_its_own_costs_the_island_not_the_run(error, reason, monkeypa
         adopt_with(error, monkeypatch)
 
 
-def test_a_rank_that_lives_and_does_not_answer_is_lost_whatever_it_is_doing(monkeypatch):
-    async def answers(calls, what, deadline_s):
-        if "heartbeat" in what:
-            raise ActorFailed(f"{what} gave no answer within {deadline_s:g} s")
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(fleet, "answers", answers)
-    settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(silence_s=7.0), lambda: None, None)
-    with pytest.raises(IslandLost, match="the heartbeat while adopting the anchor on i1 gave no answer within 7 s"):
-        asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([], {}))
-
-
 def test_what_the_user_must_mend_is_not_tried_again(monkeypatch):
     with pytest.raises(InnerError, match="RD-708"):
         adopt_with(InnerError(708, "the builder failed", "mend it"), monkeypatch)

@@ -43,7 +43,8 @@ def test_the_run_finishes_and_the_tape_tells_what_happened(wounded):
     lost = events(wounded.folder, "island_lost")
     assert [(event["island"], event["incarnation"]) for event in lost] == [("i0", 0), ("i1", 0)]
     # Of two ranks, the one that lives may be the first to complain.
-    assert "on i0 failed: ActorDiedError" in lost[0]["reason"] and "on i1 failed: " in lost[1]["reason"], lost
+    reasons = [event["reason"] for event in lost]
+    assert "rank 0 of i0 died: " in reasons[0] and "rank 1 of i1 died: " in reasons[1], reasons
     launched = events(wounded.folder, "island_launching")
     assert [(event["island"], event["incarnation"]) for event in launched[2:]] == [("i0", 1), ("i1", 1)]
     joined = events(wounded.folder, "island_joined")

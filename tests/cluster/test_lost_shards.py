@@ -19,7 +19,7 @@ def test_a_shard_that_is_killed_and_one_that_is_frozen_have_successors(place):
         frozen.extend(actor_processes("Shard"))
         frozen[0].suspend()
 
-    settings = {"run.rounds": ROUNDS, "anchor.shards": 2, "checkpoint.every": 5, "deadlines.silence_s": 1.0}
+    settings = {"run.rounds": ROUNDS, "anchor.shards": 2, "checkpoint.every": 5, "deadlines.heartbeat_s": 1.0}
     with when(folder, seen("round_committed", 3), kill_one_and_freeze_the_other):
         run = place.train("shardless", settings)
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)

@@ -1,0 +1,130 @@
+"""The watch over the ranks of one island: heartbeats, from its birth to its end, whatever it is doing.
+
+A thread of each rank answers; training cannot starve it, since Python hands the interpreter on every few milliseconds
+and kernels run without it.  What is found is one of four things: a rank `died` (its process is gone), is `frozen` (the
+process lives and no thread of it answers), is `stalled` (it answers, and makes no step while it should), or a call
+`failed`.  Each has a bound: the next beat, `heartbeat_s`, `silence_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from ray.exceptions import RayActorError
+
+from ray_diloco.cluster.calls import ActorFailed, answer
+from ray_diloco.cluster.rank import Progress
+from ray_diloco.rounds.clock import now
+from ray_diloco.rounds.ports import IslandLost
+
+# Seconds between two beats of a rank.
+BEAT_S = 0.5
+# How long a failed call waits to hear which rank died: the one that lives may be the first to complain.
+DIAGNOSIS_S = 1.0
+
+
+class Watch:
+    """Listens to the ranks of an island.
+
+    Args:
+      name: of the island.
+      ranks: their actors.
+      heartbeat_s: seconds that a living rank may be silent.
+      silence_s: seconds that a training rank may need for a step.
+
+    Attributes:
+      lost: fails with `IslandLost` when a rank is lost; nothing else ends it.
+      progress: of rank 0.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[Any], heartbeat_s: float, silence_s: float) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # An island may end before anybody asks what became of it.
+        self.lost.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.progress = Progress(0, 0, 0, math.nan, 0.0)
+        self._name, self._ranks = name, ranks
+        self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
+        self._stepping: float | None = None
+        self._beats = [0] * len(ranks)
+        # When each rank was last heard, and last seen to have made a step.
+        self._heard, self._stepped = [now()] * len(ranks), [now()] * len(ranks)
+        self._tasks = [asyncio.create_task(self._listen(k)) for k in range(len(ranks))]
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Inside, ranks are expected to make steps."""
+        self._stepping = now()
+        try:
+            yield
+        finally:
+            self._stepping = None
+
+    async def guarded(self, work: asyncio.Future[list[Any]]) -> list[Any]:
+        """What calls to the ranks returned.
+
+        Raises:
+          IslandLost: a rank was lost, or a call failed.
+          DilocoError: what a rank raised and a user can mend.
+        """
+        try:
+            waiting: set[asyncio.Future[Any]] = {work, self.lost}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            return self.lost.result()  # type: ignore[return-value]
+        except IslandLost as failed:
+            if not self.lost.done():
+                await self._ask_all()
+            if self.lost.done():
+                self.lost.result()
+            raise failed
+        finally:
+            work.cancel()
+
+    def end(self) -> None:
+        """Listens no more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _ask_all(self) -> None:
+        """Asks every rank now: one of them may be dead."""
+        await asyncio.gather(*(self._beat(k, DIAGNOSIS_S, silence=False) for k in range(len(self._ranks))))
+
+    async def _listen(self, rank: int) -> None:
+        while not self.lost.done():
+            await self._beat(rank, self._heartbeat_s, silence=True)
+            await asyncio.sleep(BEAT_S)
+
+    async def _beat(self, rank: int, deadline_s: float, *, silence: bool) -> None:
+        """One beat; `silence`: an answer that does not come means that the rank is frozen."""
+        try:
+            progress: Progress = await answer(
+                self._ranks[rank].progress.remote(), f"the heartbeat of rank {rank} of {self._name}", deadline_s
+            )
+        except ActorFailed as failed:
+            silent_s = now() - self._heard[rank]
+            if isinstance(failed.cause, RayActorError):
+                self._lose("died", silent_s, f"rank {rank} of {self._name} died: {failed}")
+            elif silence:
+                what = f"rank {rank} of {self._name} is frozen: its process lives and was silent for {silent_s:.1f} s"
+                self._lose("frozen", silent_s, what)
+            return
+        at, stepping = now(), self._stepping
+        self._heard[rank] = at
+        if rank == 0:
+            self.progress = progress
+        if progress.beats != self._beats[rank] or stepping is None:
+            self._beats[rank], self._stepped[rank] = progress.beats, at
+            return
+        stalled_s = at - max(stepping, self._stepped[rank])
+        if stalled_s > self._silence_s:
+            what = f"rank {rank} of {self._name} made no step for {stalled_s:.1f} s, though it answers"
+            self._lose("stalled", stalled_s, what)
+
+    def _lose(self, how: Literal["died", "frozen", "stalled"], silent_s: float, what: str) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(IslandLost(what, how, silent_s))
