@@ -263,6 +263,9 @@ class RayFleet:
         self.islands[name] = island
         return island
 
+    async def room(self, name: str) -> None:
+        """Waits until there is room for an island, and keeps it for its launch."""
+
     async def retire(self, island: Island) -> None:
         """Ends an island; one that is gone already is no matter."""
         held = self.islands.pop(island.name, None)

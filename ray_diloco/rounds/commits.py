@@ -44,10 +44,11 @@ class Commits:
         """True while a commit is being written."""
         return bool(self._tasks)
 
-    def start(self, snapshot: Snapshot, told: Awaitable[None]) -> None:
-        """Begins to write a commit, to be visible after `told`; its members get a ticket each."""
+    def start(self, snapshot: Snapshot, told: Awaitable[None], inner: bool = True) -> None:
+        """Begins to write a commit, to be visible after `told`; with inner states, its members get a ticket each."""
         loop = asyncio.get_running_loop()
-        tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in snapshot.members}
+        members = snapshot.members if inner else ()
+        tickets = self._tickets[snapshot.round] = {name: loop.create_future() for name in members}
         self.sent = snapshot.round
         self._starting.add(snapshot.round)
         for round_ in [r for r in self._early if r <= snapshot.round]:
@@ -98,6 +99,11 @@ class Commits:
             early.pop(island, None)
         self.excuse(island)
 
+    def holds(self, island: str) -> bool:
+        """True while a commit is being written that takes up what an island has handed over."""
+        tickets = [tickets[island] for tickets in self._tickets.values() if island in tickets]
+        return any(ticket.done() and ticket.result() is not None for ticket in tickets)
+
     async def settle(self) -> None:
         """Lets what is being written come to its end, without those who have not handed over."""
         for tickets in self._tickets.values():
@@ -112,12 +118,13 @@ class Commits:
             saving = asyncio.ensure_future(self._store.save(snapshot, inner, told))
             await asyncio.sleep(0)
             self._starting.discard(snapshot.round)
-            await saving
+            durable = await saving
         finally:
             # A store that failed early has not asked for all of them.
             for entries in inner.values():
                 entries.close()
-        self.durable = max(self.durable, snapshot.round)
+        if durable is not False:
+            self.durable = max(self.durable, snapshot.round)
         del self._tickets[snapshot.round]
 
     def _end(self, task: asyncio.Task[None]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ray_diloco.errors import SyncError
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.clock import now, settled
 from ray_diloco.rounds.commits import Commits
@@ -21,6 +22,7 @@ from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rendezvous import Rendezvous
 from ray_diloco.rounds.rules import Rules
 from ray_diloco.rounds.topology import Meeting, Weighed
+from ray_diloco.rounds.vetting import Vetting
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,11 @@ class Conclusions:
         journal: Journal,
         plans: Planner,
         commits: Commits,
+        vetting: Vetting,
         told: Told,
     ) -> None:
         self._rules, self._position, self._anchor, self._journal = rules, position, anchor, journal
-        self._plans, self._commits, self._told = plans, commits, told
+        self._plans, self._commits, self._vetting, self._told = plans, commits, vetting, told
         self._rounds: dict[Due, Rendezvous] = {}
         # Rounds of nested channels over the same elements wait for one another as well.
         one = asyncio.Lock()
@@ -78,6 +81,11 @@ class Conclusions:
             for due, rendezvous in self._rounds.items()
             if not rendezvous.closed.done()
         }
+
+    @property
+    def quiet(self) -> bool:
+        """True if no round is open or under way."""
+        return not self._concluding
 
     def reconsider(self) -> None:
         """Looks whether rounds can close, now that membership has changed."""
@@ -148,6 +156,7 @@ class Conclusions:
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
             merged = [offer for offer, _ in weighed]
             self._position.credit(due.fragment, prepared, merged)
+            self._vetting.merged(due.fragment, merged)
             self._told.committed()
             outcome = Outcome(due.fragment, due.round, prepared, frozenset(o.island for o in merged))
             if self._resolve(rendezvous, outcome):
@@ -174,7 +183,7 @@ class Conclusions:
 
     async def _prepare(self, due: Due, offers: Sequence[Offer]) -> tuple[Prepared | None, Weighed]:
         """Prepares a round, leaving out contributions that turn out to be unusable, one by one."""
-        left = self._young_enough(due, offers)
+        left = self._sound(due, offers)
         while left:
             version = self._position.versions[due.fragment]
             factors = self._rules.weigh(left, [version - offer.base_version for offer in left], now())
@@ -193,8 +202,9 @@ class Conclusions:
                 prepared = await self._anchor.prepare(step)
             except ContributionRefused as refused:
                 await self._anchor.abort(key)
+                fault = SyncError(refused.number, refused.reason, "") if refused.number else refused.reason
                 for offer in [offer for offer in left if offer.island == refused.island]:
-                    self.refuse(offer, refused.reason)
+                    self.refuse(offer, fault)
                 left = [offer for offer in left if offer.island != refused.island]
                 continue
             except TooFew as few:
@@ -207,13 +217,15 @@ class Conclusions:
             return prepared, weighed
         return None, []
 
-    def _young_enough(self, due: Due, offers: Sequence[Offer]) -> list[Offer]:
-        """Refuses contributions that are older than the rules allow; the others in sorted island order."""
+    def _sound(self, due: Due, offers: Sequence[Offer]) -> list[Offer]:
+        """Refuses contributions that are older or larger than the rules allow; the others in sorted island order."""
         left = []
         for offer in sorted(offers, key=lambda offer: (offer.island, offer.round)):
             age = self._position.versions[due.fragment] - offer.base_version
             if 0 < self._rules.max_age < age:
                 self.refuse(offer, f"it was measured {age} versions ago")
+            elif (fault := self._vetting.too_large(offer)) is not None:
+                self.refuse(offer, fault)
             else:
                 left.append(offer)
         return left
@@ -230,13 +242,21 @@ class Conclusions:
                 del self._rounds[old]
         return ended
 
-    def refuse(self, offer: Offer, reason: str) -> None:
-        """Drops an offer; its blocks are issued again."""
+    def refuse(self, offer: Offer, fault: SyncError | str) -> None:
+        """Drops an offer; its blocks are issued again.  A numbered fault is its island's own and counts against it."""
+        number, reason = (fault.number, fault.what) if isinstance(fault, SyncError) else (None, fault)
         self._refusal = f"that of {offer.island} was refused: {reason}"
         self._position.refuse(offer)
         self._journal.event(
-            "contribution_rejected", island=offer.island, round=offer.round, fragment=offer.fragment, reason=reason
+            "contribution_rejected",
+            island=offer.island,
+            round=offer.round,
+            fragment=offer.fragment,
+            number=number,
+            reason=reason,
         )
+        if number is not None:
+            self._vetting.strike(offer.island, reason)
 
     def _concluded(self, due: Due, task: asyncio.Task[None]) -> None:
         del self._concluding[due]

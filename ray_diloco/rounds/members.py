@@ -1,13 +1,13 @@
 """The islands of a run as the loop sees them: one row per slot, with its state and what it has in hand.
 
-    launching → joining → ready → training → sending → waiting → adopting → ready …
-    any → lost → launching (next incarnation);   ready → done (nothing left to train)
-
-`ready` islands that hold no segment yet are joiners: they are admitted when the next segment is planned.
+`TRANSITIONS` is all that an island can go through, and `Member.to` refuses anything else.  A transition that changes
+who takes part has an event.  Those of a segment (training, sending, waiting, …) have none: `round_opened` and the
+metrics of the round say the same in two lines instead of six for each island and round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,6 +18,7 @@ from ray_diloco.rounds.ports import Lease, Timing, Update
 class State(StrEnum):
     """What an island is doing."""
 
+    VACANT = "vacant"
     LAUNCHING = "launching"
     JOINING = "joining"
     READY = "ready"
@@ -26,8 +27,36 @@ class State(StrEnum):
     WAITING = "waiting"
     ADOPTING = "adopting"
     EVALUATING = "evaluating"
-    LOST = "lost"
     DONE = "done"
+    LOST = "lost"
+    LEFT = "left"
+    QUARANTINED = "quarantined"
+
+
+# Whoever leaves may do so from anywhere; the next incarnation begins where the last one ended.
+_GOES = {State.LOST: "island_lost", State.LEFT: "island_left", State.QUARANTINED: "island_quarantined"}
+_BEGINS = {State.LAUNCHING: "island_launching"}
+# From one state to the next, with the event that says so; empty: none.  `ready` islands without a segment are joiners.
+TRANSITIONS: Mapping[State, Mapping[State, str]] = {
+    State.VACANT: _BEGINS,
+    State.LAUNCHING: {State.JOINING: "", State.VACANT: "island_unplaced", **_GOES},
+    State.JOINING: {State.READY: "island_joined", **_GOES},
+    State.READY: {State.TRAINING: "", State.WAITING: "", State.EVALUATING: "", State.DONE: "", **_GOES},
+    State.TRAINING: {State.SENDING: "", State.WAITING: "", State.READY: "", **_GOES},
+    State.SENDING: {State.WAITING: "", State.READY: "", **_GOES},
+    State.WAITING: {State.ADOPTING: "", **_GOES},
+    State.ADOPTING: {
+        State.WAITING: "", State.SENDING: "", State.TRAINING: "", State.EVALUATING: "", State.READY: "", **_GOES
+    },
+    State.EVALUATING: {State.READY: "", State.DONE: "", **_GOES},
+    State.DONE: {},
+    State.LOST: {**_BEGINS, State.QUARANTINED: "island_quarantined"},
+    State.LEFT: _BEGINS,
+    State.QUARANTINED: _BEGINS,
+}  # fmt: skip
+
+# Of these there is no process any more, or none yet.
+ABSENT = frozenset({State.VACANT, State.LOST, State.LEFT, State.QUARANTINED})
 
 
 @dataclass
@@ -59,11 +88,13 @@ class Member:
       joined_at: versions of all anchors when it joined.
       timing: of its segments since the last round of the whole model.
       settled: it has begun to train.
+      leaving: why it gets no further segment; empty: it does.
+      strayed: its inner loss has left the others'; it counts for nothing until it has adopted the anchor.
     """
 
     name: str
     incarnation: int
-    state: State = State.LAUNCHING
+    state: State = State.VACANT
     segment: int | None = None
     first: int = 0
     versions: dict[int, int] = field(default_factory=dict)
@@ -77,11 +108,30 @@ class Member:
     joined_at: dict[int, int] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
     settled: bool = False
+    leaving: str = ""
+    strayed: bool = False
 
     @property
     def alive(self) -> bool:
-        """False once lost or done."""
-        return self.state not in (State.LOST, State.DONE)
+        """True from its launch until it is done or gone."""
+        return self.state not in ABSENT and self.state is not State.DONE
+
+    def to(self, state: State) -> str:
+        """Goes on to another state; returns the event of that transition, empty for none.
+
+        Raises:
+          ValueError: an island cannot do that.
+        """
+        if state is self.state:
+            return ""
+        if state not in TRANSITIONS[self.state]:
+            raise ValueError(f"island {self.name} cannot go from {self.state} to {state}")
+        before, self.state = self.state, state
+        return TRANSITIONS[before][state]
+
+    def successor(self) -> Member:
+        """The next incarnation of its slot, which begins where this one ended; one that never began is the next."""
+        return Member(self.name, self.incarnation + (self.state is not State.VACANT), self.state)
 
     @property
     def sailing(self) -> bool:

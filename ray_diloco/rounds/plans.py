@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ray_diloco.outer.schedule import Boundary, Course, Due, Stage
@@ -20,6 +21,13 @@ from ray_diloco.rounds.members import Member
 from ray_diloco.rounds.ports import Journal, Work
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
+
+
+class Halt(NamedTuple):
+    """What may be planned: nothing new, or nothing that begins a round of the whole model."""
+
+    everything: bool = False
+    rounds: bool = False
 
 
 class Assignment(NamedTuple):
@@ -36,7 +44,7 @@ class Planner(ABC):
     def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
         self._rules, self._position, self._members, self._journal = rules, position, members, journal
         self._speeds: dict[str, float] = {}
-        self._unlaunched = set(rules.islands)
+        self._unlaunched = set(rules.initial)
         self._change = asyncio.Event()
 
     @property
@@ -44,13 +52,18 @@ class Planner(ABC):
         """True when every round is concluded."""
         return self._position.round >= self._rules.schedule.rounds
 
+    @property
+    def begun(self) -> bool:
+        """True once the first launches of the islands that the run began with are over."""
+        return not self._unlaunched
+
     @abstractmethod
     def over(self, member: Member) -> bool:
         """True if nothing is left to train for this island."""
 
     @abstractmethod
-    def take(self, member: Member, halted: bool) -> Assignment | None:
-        """The island's next segment, or None if it has to wait.  `halted`: plan nothing new."""
+    def take(self, member: Member, halt: Halt) -> Assignment | None:
+        """The island's next segment, or None if it has to wait."""
 
     @abstractmethod
     def expected(self, due: Due) -> set[str]:
@@ -75,6 +88,10 @@ class Planner(ABC):
     @abstractmethod
     def withdraw(self, name: str) -> None:
         """Takes back the segments that a lost island had been given."""
+
+    def unplan(self, name: str) -> None:
+        """Takes back what was planned for an island that is to leave, and that it has not begun."""
+        return
 
     def numbered(self, due: Due, name: str) -> Due:
         """The round that an island's offer belongs to."""
@@ -104,9 +121,19 @@ class Planner(ABC):
         lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
         return Work(segment, start, steps, lease, self._rules.round_s)
 
-    def _ready(self) -> list[Member]:
+    def present(self) -> list[Member]:
         """Islands that train or could, in sorted order."""
-        return [m for _, m in sorted(self._members.items()) if m.sailing or m.joiner]
+        return [m for _, m in sorted(self._members.items()) if (m.sailing or m.joiner) and not m.leaving]
+
+    def _enough(self, ready: Sequence[Member]) -> bool:
+        return self.begun and len(ready) >= self._rules.min_islands
+
+    def _admitted(self, ready: Sequence[Member]) -> list[Member]:
+        """Those of them that get a segment: joiners wait for one another if others are under way."""
+        joiners = [m for m in ready if not m.sailing]
+        kept_out = joiners[self._rules.joins or len(joiners) :] if len(joiners) < len(ready) else []
+        wait = {m.name for m in kept_out}
+        return [m for m in ready if m.name not in wait]
 
 
 class Plans(Planner):
@@ -123,9 +150,10 @@ class Plans(Planner):
         """See `Planner.over`."""
         return self._next(member) > len(self._course)
 
-    def take(self, member: Member, halted: bool) -> Assignment | None:
+    def take(self, member: Member, halt: Halt) -> Assignment | None:
         """See `Planner.take`."""
         index = self._next(member)
+        halted = halt.everything or (halt.rounds and self._begins_a_round(index))
         if member.name not in self._planned.get(index, {}) and not halted and self._may_plan(member, index):
             self._plan(index)
             index = self._next(member)
@@ -177,17 +205,25 @@ class Plans(Planner):
 
     def withdraw(self, name: str) -> None:
         """See `Planner.withdraw`."""
+        self.unplan(name)
+        self.pulse()
+
+    def unplan(self, name: str) -> None:
+        """See `Planner.unplan`."""
         for plan in self._planned.values():
             if name in plan:
                 self._position.release([plan.pop(name).lease])
-        self.pulse()
 
     def _next(self, member: Member) -> int:
         return self._frontier if member.segment is None else max(member.segment + 1, self._frontier)
 
+    def _begins_a_round(self, index: int) -> bool:
+        before = self._course.boundary(index - 1).emits if index > 1 else ()
+        return index == 1 or any(due.fragment == self._rules.last_fragment for due in before)
+
     def _may_plan(self, member: Member, index: int) -> bool:
-        ready = self._ready()
-        if self._unlaunched or len(ready) < self._rules.min_islands:
+        ready = self.present()
+        if not self._enough(ready):
             return False
         if member.sailing:
             return index not in self._planned
@@ -195,12 +231,13 @@ class Plans(Planner):
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
-        if not any(m.sailing for m in self._ready()):
+        crew = self._admitted(self.present())
+        if not any(m.sailing for m in crew):
             # Those for whom more had been planned are lost.
             self._position.release([work.lease for plan in self._planned.values() for work in plan.values()])
             self._planned.clear()
         plan = self._planned[index] = {}
-        for member in self._ready():
+        for member in crew:
             if member.segment is None:
                 member.segment, member.first = index - 1, index
             plan[member.name] = self._work(member, index, start, until - start)
@@ -223,11 +260,11 @@ class FreePlans(Planner):
         """See `Planner.over`."""
         return self.complete
 
-    def take(self, member: Member, halted: bool) -> Assignment | None:
+    def take(self, member: Member, halt: Halt) -> Assignment | None:
         """See `Planner.take`."""
         self._under_way.discard(member.name)
         rules, position = self._rules, self._position
-        if halted or self._unlaunched or len(self._ready()) < rules.min_islands:
+        if halt.everything or halt.rounds or not self._enough(self.present()):
             return None
         if position.round + len(self._under_way) >= rules.schedule.rounds:
             return None
@@ -241,6 +278,10 @@ class FreePlans(Planner):
         )
         due = tuple(Due(fragment, 0) for fragment in range(rules.schedule.main))
         return Assignment(work, Boundary(start + work.steps, (Stage(due, due),)))
+
+    def unplan(self, name: str) -> None:
+        """Takes back what was planned for an island that is to leave, and that it has not begun."""
+        return
 
     def numbered(self, due: Due, name: str) -> Due:
         """A round of its own."""
@@ -282,7 +323,7 @@ class FreePlans(Planner):
 
     def _step(self, round_: int) -> int:
         """How far the run has come after so many contributions, in steps of every island."""
-        return round_ * self._rules.schedule.H // len(self._rules.islands)
+        return round_ * self._rules.schedule.H // len(self._rules.initial)
 
     def _steps(self, name: str) -> int:
         """`⌊H · v / max v⌋`, at least one; H where speeds do not count or are not known."""

@@ -29,12 +29,16 @@ class IslandLost(Exception):
 
 
 class ContributionRefused(Exception):
-    """A contribution cannot be merged; the round goes on without it."""
+    """A contribution cannot be merged; the round goes on without it.
 
-    def __init__(self, island: str, reason: str) -> None:
-        super().__init__(island, reason)
+    `number` is that of the error (RD-4xx); 0: it is no fault of its island.
+    """
+
+    def __init__(self, island: str, reason: str, number: int = 0) -> None:
+        super().__init__(island, reason, number)
         self.island = island
         self.reason = reason
+        self.number = number
 
 
 class TooFew(Exception):
@@ -266,6 +270,9 @@ class Island(Protocol):
     async def evaluate(self, blocks: Sequence[int], at: Sequence[Update] | None) -> Sequence[BlockLoss]:
         """Losses of held-out blocks under anchors; None: under the present parameters."""
 
+    async def reset(self) -> None:
+        """Forgets the inner state: moments begin anew, and the learning rate is warmed up again for a while."""
+
     async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[Any]]:
         """Copies the inner state now and writes it in the background; the awaitable yields file entries.
 
@@ -277,7 +284,14 @@ class Fleet(Protocol):
     """Starts and ends islands."""
 
     async def launch(self, name: str, incarnation: int) -> Island:
-        """Starts an island.  Raises `IslandLost` if it fails and a `DilocoError` if trying again is pointless."""
+        """Starts an island.
+
+        Raises `IslandLost` if it fails, `InfeasibleError` if there is no room for it now, and another `DilocoError` if
+        trying again is pointless.
+        """
+
+    async def room(self, name: str) -> None:
+        """Waits until there is room for an island, and keeps it for its launch."""
 
     async def retire(self, island: Island) -> None:
         """Ends what is left of an island; never raises for an island that is gone already."""
@@ -313,9 +327,9 @@ class Store(Protocol):
 
     async def save(
         self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[Any]]], told: Awaitable[None]
-    ) -> None:
+    ) -> bool | None:
         """Writes anchor, outer state and manifest; returns when the commit is durable.  Never raises for a fault of
-        the storage: that is an event, and the previous commit stays the newest.
+        the storage: that is an event, False is returned, and the previous commit stays the newest.
 
         Keepers are asked for what they hold before it first waits: nothing else is committed until then.  The manifest
         waits for `told`: whoever goes on from a commit finds metrics and trace of its round.

@@ -35,6 +35,7 @@ class Position:
       versions: how often each fragment's anchor has moved.
       founded: False until version 0 of the anchor exists.
       claims: per offer, what it will be credited with.
+      norms: by fragment, of the last contributions that were merged, oldest first.
     """
 
     round: int = 0
@@ -48,6 +49,7 @@ class Position:
     bytes_down: int = 0
     founded: bool = False
     claims: dict[tuple[Due, str], Claim] = field(default_factory=dict)
+    norms: dict[int, list[float]] = field(default_factory=dict)
 
     def hold(self, H: int) -> tuple[int, int]:
         """Notes with which `H` the run goes on; returns the round and step from which on it has held."""
@@ -91,6 +93,7 @@ class Position:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "origin": list(self.origin),
+            "norms": {str(fragment): list(norms) for fragment, norms in sorted(self.norms.items())},
             "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
         }
         ledgers = {source: ledger.to_json() for source, ledger in sorted(self.ledgers.items())}
@@ -116,6 +119,7 @@ class Position:
             bytes_up=counters["bytes_up"],
             bytes_down=counters["bytes_down"],
             origin=tuple(counters["origin"]),
+            norms={int(fragment): list(norms) for fragment, norms in counters.get("norms", {}).items()},
             founded=True,
         )
 

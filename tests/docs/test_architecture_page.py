@@ -10,6 +10,7 @@ from ray_diloco.outer.chunks import CHUNK
 from ray_diloco.rounds import ports
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.position import Position
+from ray_diloco.rounds.voyage import Voyage
 
 PAGE = "docs/architecture.md"
 
@@ -46,7 +47,7 @@ def test_the_words_of_the_loop_are_those_of_the_ports():
     for call in calls:
         owner, method = call.split(".")
         assert callable(getattr({"Run": Run}.get(owner) or getattr(ports, owner), method))
-    assert all(callable(each) for each in (Run._slot, Run._sail, Position.credit, Position.resume, TraceActor.remote))
+    assert all(callable(each) for each in (Run._slot, Voyage.sail, Position.credit, Position.resume, TraceActor.remote))
 
 
 def test_the_chunks_have_the_size_that_the_page_says():
