@@ -19,7 +19,7 @@ INSIDE = {
     "outer": {"outer", "errors"},
     "rounds": {"rounds", "outer", "errors"},
     "inner": {"inner", "outer", "errors", "config", "data"},
-    "planning": {"planning", "inner", "outer", "rounds", "errors", "config", "data", "observe", "blocks"},
+    "planning": {"planning", "inner", "outer", "rounds", "errors", "blocks", "rules"} | set(SERVICES),
     "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe", "blocks", "rules"},
 }
 OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}

@@ -21,6 +21,7 @@ from ray_diloco.outer.random_fragments import Draw
 from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 from ray_diloco.outer.writer import message_bytes
 from ray_diloco.rounds.ports import SHARED
+from ray_diloco.rules import ranks_of
 
 # From this many parameters on, one anchor shard per island pays for its process.
 PARAMETERS_PER_SHARD = 4_000_000
@@ -133,12 +134,6 @@ def shard_count(config: Config, layout: Layout) -> int:
         return len(names)
     automatic = len(island_names(config)) if layout.numel >= PARAMETERS_PER_SHARD else 1
     return config.anchor.shards or automatic
-
-
-def ranks_of(config: Config, name: str) -> int:
-    """Ranks of an island."""
-    override = config.islands.overrides.get(name)
-    return config.islands.ranks if override is None or override.ranks is None else override.ranks
 
 
 def _parts(config: Config, shards: int) -> int:

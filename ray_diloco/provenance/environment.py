@@ -40,6 +40,18 @@ def environment_report(source: Path | None = None) -> dict[str, Any]:
     }
 
 
+def processor_name() -> str:
+    """Name of the processor, as Linux or Python knows it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        # Not a Linux.
+        return platform.processor() or platform.machine()
+    return platform.machine()
+
+
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the working tree that keeps `folder`, and whether its tracked files differ from that commit.
 

@@ -1,0 +1,59 @@
+"""Seconds of an inner step: as `plan.*` gives them, as an earlier run here took, else timed here and now.
+
+No import of torch before something is timed: the end of a run remembers its steps here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ray_diloco.config.plan import site_of
+from ray_diloco.config.schema import Config, island_names
+from ray_diloco.planning.remembered import recall, remember
+from ray_diloco.provenance.digest import digest_json
+from ray_diloco.provenance.environment import processor_name
+
+FILE = "steps"
+# Models above this are not timed unasked.
+MOST_TIMED = 20_000_000
+
+
+def step_seconds(config: Config, parameters: int) -> tuple[dict[str, float], str]:
+    """Seconds of a step of each island, and where they are from: given, an earlier run, timed, or unknown (empty)."""
+    names = island_names(config)
+    given = {name: float(site_of(config.plan, name).step_seconds or 0.0) for name in names}
+    if all(given.values()):
+        return given, "given"
+    known = recall(config.data.cache, FILE).get(step_key(config), {})
+    if all(given[name] or name in known or known for name in names):
+        typical = sorted(known.values())[len(known) // 2]
+        return {name: given[name] or float(known.get(name, typical)) for name in names}, "an earlier run"
+    if parameters > MOST_TIMED or config.islands.gpus_per_rank:
+        return {}, "unknown"
+    from ray_diloco.planning.timed import timed_step
+
+    timed = timed_step(config)
+    return {name: given[name] or timed for name in names}, "timed in plain torch"
+
+
+def remember_steps(config: Config, seconds: Mapping[str, float]) -> None:
+    """Keeps what steps of a run took, for later plans of the same model and batch on this machine."""
+    if seconds:
+        remember(config.data.cache, FILE, {step_key(config): dict(seconds)})
+
+
+def step_key(config: Config) -> str:
+    """What the time of a step depends on, as far as a plan knows."""
+    inner, islands = config.inner, config.islands
+    parts: dict[str, Any] = {
+        "model": asdict(config.model) | {"name": ""},
+        "tokenizer": asdict(config.tokenizer),
+        "sequence": config.data.sequence_length,
+        "batch": [inner.micro_batch, inner.gradient_accumulation],
+        "engine": [inner.zero_stage, inner.precision, inner.optimizer.name],
+        "room": [islands.count, islands.ranks, islands.cpus_per_rank, islands.threads, islands.gpus_per_rank],
+        "processor": processor_name(),
+    }
+    return digest_json(parts)[:16]
