@@ -77,10 +77,13 @@ class Auditor:
         self.blamed: list[str] = []
         self._setup = setup
         self._replays = [replay_of(recipe) for recipe in setup.recipes]
-        self._now = Copy()
+        self._now = self._new()
         self._durable: dict[int, Copy] = {}
         self._newest = 0
         self.moves = 0
+
+    def _new(self) -> Copy:
+        return Copy(versions=dict.fromkeys(range(self._setup.fragments), 0))
 
     def blame(self, what: str) -> None:
         """Notes that something does not hold."""
@@ -89,7 +92,7 @@ class Auditor:
     def begin(self, position: Position, resumed: bool) -> None:
         """A life of the driver begins."""
         if not resumed:
-            self._now = Copy()
+            self._now = self._new()
             return
         if position.round not in self._durable:
             self.blame(f"the run went on from round {position.round}, which was never written")
@@ -102,7 +105,6 @@ class Auditor:
         for key, kept in table.items():
             self._now.anchors[key] = (kept.anchor, np.zeros(WIDTH))
             self._now.sent[key] = {0: kept.sent}
-        self._now.versions = dict.fromkeys(range(self._setup.fragments), 0)
 
     def moved(self, step: Step, moved: dict[str, Kept]) -> None:
         """All anchors of a fragment have moved: repeats it, and books the contributions."""

@@ -68,6 +68,8 @@ def run_virtual(main: Coroutine[Any, Any, T], start: float = 0.0) -> T:
 
 
 def _cancel_all(loop: VirtualLoop) -> None:
+    # What nobody will ask for any more need not be reported.
+    loop.set_exception_handler(lambda loop, context: None)
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()

@@ -197,7 +197,7 @@ class World:
 
     def seen(self, published: Published) -> None:
         """An island adopts an anchor."""
-        if self.auditor is not None:
+        if self.auditor is not None and not self.dead:
             self.auditor.adopted(published)
 
     def founding(self) -> None:
