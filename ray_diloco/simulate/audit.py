@@ -80,6 +80,7 @@ class Auditor:
         self._now = self._new()
         self._durable: dict[int, Copy] = {}
         self._newest = 0
+        self._ahead: list[Published] = []
         self.moves = 0
 
     def _new(self) -> Copy:
@@ -91,6 +92,7 @@ class Auditor:
 
     def begin(self, position: Position, resumed: bool) -> None:
         """A life of the driver begins."""
+        self._ahead = []
         if not resumed:
             self._now = self._new()
             return
@@ -140,6 +142,8 @@ class Auditor:
                 self.blame(f"anchor {key} version {kept.version} is {kept.anchor}, and the replay gives {after[0]}")
             now.anchors[key] = (kept.anchor, after[1])
         now.sent[key][kept.version] = kept.sent
+        if self._ahead:
+            self._settle_ahead(key, kept)
 
     def _book(self, message: Contribution) -> None:
         """Credits a contribution's blocks, and looks where it was measured from."""
@@ -160,13 +164,33 @@ class Auditor:
             self.blame(f"{message.sender} measured from {message.base}, version {message.base_version} is {base}")
 
     def adopted(self, published: Published) -> None:
-        """An island takes an anchor over."""
-        known = self._now.sent.get((published.fragment, published.anchor), {}).get(published.version)
-        if known is None or not (known is published.values or np.array_equal(known, published.values)):
-            self.blame(f"an island adopted version {published.version} of {published.fragment}, which is not committed")
+        """An island takes an anchor over: one that is committed, or whose keepers are being told so at this moment."""
+        versions = self._now.sent.get((published.fragment, published.anchor), {})
+        if published.version in versions:
+            self._same(published, versions[published.version])
+        else:
+            self._ahead.append(published)
+
+    def _same(self, published: Published, known: np.ndarray) -> None:
+        if not (known is published.values or np.array_equal(known, published.values)):
+            self.blame(
+                f"an island adopted {published.values} as version {published.version} of {published.fragment}: "
+                f"{known} is committed"
+            )
+
+    def _settle_ahead(self, key: Key, kept: Kept) -> None:
+        for published in [one for one in self._ahead if (one.fragment, one.anchor) == key]:
+            if published.version == kept.version:
+                self._same(published, kept.sent)
+                self._ahead.remove(published)
+
+    def _none_ahead(self) -> None:
+        for published in self._ahead:
+            self.blame(f"an island adopted version {published.version} of {published.fragment}, which never came to be")
 
     def saving(self, snapshot: Snapshot, table: Table) -> None:
         """A commit begins to be written: it has to hold what was committed up to here."""
+        self._none_ahead()
         credited = tuple(Range(*pair) for pair in snapshot.ledgers["blocks"]["credited"])
         self._compare(snapshot.versions, snapshot.counters["tokens"], credited, f"the commit of {snapshot.round}")
         for (fragment, name), kept in table.items():
@@ -178,6 +202,7 @@ class Auditor:
 
     def end(self, status: str, position: Position, rules: Rules) -> None:
         """A life ended by itself."""
+        self._none_ahead()
         ledger = position.ledgers["blocks"]
         self._compare(position.versions, position.tokens, ledger.credited, f"the {status} run")
         if not ledger.balanced():
