@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ray_diloco.config.check import check
 from ray_diloco.config.compose import compose, composed_from
 from ray_diloco.config.schema import Config, island_data, island_names
-from ray_diloco.config.show import config_yaml
 from ray_diloco.config.typed import Composed
-from ray_diloco.errors import CheckpointError, ClusterError, ConfigError, DilocoError
+from ray_diloco.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from ray_diloco.checkpoint.rundir import RunDirectory
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from ray_diloco.observe.display import Display
     from ray_diloco.observe.summary import Summary
 
-# Seconds between two looks at the driver.
-VIEW_S = 0.25
 # Seconds between two lines about the preparation of data.
 NOTE_S = 3.0
 
@@ -130,7 +127,9 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
                 corpora, heldout = prepare_data(config, display)
                 if stop.is_set():
                     raise KeyboardInterrupt
-                summary = summary or _drive(composed, corpora, heldout, display, stop)
+                from ray_diloco.cluster.command import drive
+
+                summary = summary or drive(composed, corpora, heldout, display, stop)
                 summary = _complete(config, heldout, summary)
         content: dict[str, Any] = json.loads(to_json(asdict(summary)))
         return content
@@ -262,90 +261,6 @@ def _finished(config: Config) -> Summary | None:
         return None
     newest = _store(config).newest()
     return summary if newest is not None and newest.round == summary.rounds else None
-
-
-def _drive(
-    composed: Composed, corpora: Mapping[str, Corpus], heldout: Corpus, display: Display, stop: threading.Event
-) -> Summary:
-    """Starts the driver and shows its view until it ends."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from ray_diloco.cluster.build import cpus_needed
-    from ray_diloco.cluster.driver import DriverActor, Job
-    from ray_diloco.cluster.imports import own_folders
-    from ray_diloco.cluster.placement import release
-    from ray_diloco.cluster.session import ray_session
-    from ray_diloco.cluster.storage import shared_storage, take_back
-
-    config = composed.config
-    with ray_session(config, cpus_needed(config)):
-        config = _for_any_folder(config)
-        storage = shared_storage(config.run.storage or str(_directory(config).path))
-        job = Job(config, config_yaml(composed), corpora, heldout, storage, own_folders())
-        # The run directory is here.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        try:
-            driver = DriverActor.options(name=config.run.name, scheduling_strategy=here).remote(job)
-        except ValueError:
-            raise ClusterError(
-                203,
-                f"a run named {config.run.name!r} is under way on this cluster",
-                "wait for it, stop it, or choose another run.name",
-            ) from None
-        try:
-            return _watch(driver, display, stop)
-        finally:
-            # On a Ray that lives on, its name is free for the next run at once, and nothing of it stays.
-            ray.kill(driver)
-            release(config.run.name)
-            take_back(storage)
-
-
-def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
-    """Shows the driver's view until its run ends, and hands a stop on to it."""
-    import ray
-
-    ended = driver.run.remote()
-    asked = False
-    while not ray.wait([ended], timeout=VIEW_S)[0]:
-        if stop.is_set() and not asked:
-            asked = True
-            display.note("stopping at the newest commit; once more to leave at once")
-            driver.stop.remote()
-        _show(driver, display)
-    try:
-        summary: Summary = ray.get(ended)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, DilocoError):
-            raise error.cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise ClusterError(
-            204,
-            f"the driver died: {str(error).splitlines()[0]}",
-            "run the same command again: it goes on from the last commit",
-        ) from error
-    _show(driver, display)
-    return summary
-
-
-def _for_any_folder(config: Config) -> Config:
-    """The configuration with absolute paths: the processes of a run have different working folders."""
-    storage = config.run.storage
-    if storage is not None and "://" not in storage:
-        storage = str(Path(storage).expanduser().absolute())
-    return replace(config, run=replace(config.run, root=str(_directory(config).root), storage=storage))
-
-
-def _show(driver: Any, display: Display) -> None:
-    """Shows the driver's view; a driver that ended or is busy is shown next time."""
-    import ray
-
-    try:
-        display.update(ray.get(driver.view.remote(), timeout=5.0))
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-        return
 
 
 def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:

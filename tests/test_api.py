@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_diloco import api
+from ray_diloco.cluster.command import for_any_folder
 from ray_diloco.config.compose import compose
 from ray_diloco.errors import ConfigError
 
@@ -23,13 +24,13 @@ def test_the_processes_of_a_run_get_places_that_mean_the_same_in_every_folder(
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    config = api._for_any_folder(compose(settings={"run.root": root, "run.storage": storage}).config)
+    config = for_any_folder(compose(settings={"run.root": root, "run.storage": storage}).config)
     assert config.run.root == str(tmp_path / at)
     assert config.run.storage == (commits and str(tmp_path / commits))
 
 
 def test_a_storage_with_a_scheme_is_left_as_it_is() -> None:
-    config = api._for_any_folder(compose(["run.storage=s3://bucket/x"]).config)
+    config = for_any_folder(compose(["run.storage=s3://bucket/x"]).config)
     assert config.run.storage == "s3://bucket/x"
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ray_diloco.checkpoint.epochs import Epochs
 from ray_diloco.checkpoint.files import UNREACHABLE, Files, open_files, storage_errors
 from ray_diloco.checkpoint.manifest import MANIFEST_END, FileEntry, Manifest
 from ray_diloco.checkpoint.names import FOLDER, MANIFEST, PARTIAL, TENSOR_FILE, WHOLE, partial_folder, whole_folder
@@ -58,6 +59,7 @@ class CheckpointStore:
 
     def __init__(self, url: str, files: Files | None = None) -> None:
         self.url, self._files = open_files(url) if files is None else (url, files)
+        self.epochs = Epochs(self._files, self.url)
         self._verified: set[tuple[int, str, str]] = set()
 
     def write_tensors(
@@ -100,7 +102,7 @@ class CheckpointStore:
             check_size(self._files, folder, round, entry)
         return entry
 
-    def commit(self, manifest: Manifest) -> Manifest:
+    def commit(self, manifest: Manifest, *, epoch: int | None = None) -> Manifest:
         """Makes a round visible; returns the manifest with `previous`, `previous_round` and `digest`.
 
         Committing the same manifest again returns the commit that exists.
@@ -111,8 +113,11 @@ class CheckpointStore:
 
         Raises:
           CheckpointError: 513, 514, a listed file is missing or has another size; 518, no plain JSON; 520, the round
-            is not newer than the newest; 521, another run or writer committed here; 522, no good commit to follow.
+            is not newer than the newest; 521, another run or writer committed here; 522, no good commit to follow;
+            565, there is a newer epoch than that of the writer.
         """
+        if epoch is not None:
+            self.epochs.check(epoch)
         newest = self.survey().manifest
         if newest is not None:
             if newest.round == manifest.round and _seal(manifest, newest.previous, newest.previous_round) == newest:

@@ -71,7 +71,9 @@ def anchor_settings(config: Config) -> AnchorSettings:
     )
 
 
-def store_settings(config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any]) -> StoreSettings:
+def store_settings(
+    config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any], epoch: int
+) -> StoreSettings:
     """What all manifests of a run say, and how many commits are kept."""
     return StoreSettings(
         run=config.run.name,
@@ -81,6 +83,7 @@ def store_settings(config: Config, environment: Mapping[str, Any], sinks: Mappin
         keep_every=config.checkpoint.keep_every,
         deadline_s=config.deadlines.exchange_s,
         sinks=sinks,
+        epoch=epoch,
     )
 
 

@@ -31,7 +31,8 @@ from ray_diloco.cluster.calls import ActorFailed, actor, answer
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
-from ray_diloco.cluster.placement import check_feasible, nodes
+from ray_diloco.cluster.placement import check_feasible, nodes, release
+from ray_diloco.cluster.roster import end_all, survivors
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
 from ray_diloco.config.schema import Config, island_names
@@ -75,6 +76,7 @@ class Driver:
         self._first_round = 0
         self._rounds = job.config.run.rounds
         self._stop_asked = False
+        self._epoch = 0
 
     async def run(self) -> Summary:
         """Runs to the end; raises DilocoError if it failed, after leaving a summary that says so."""
@@ -83,6 +85,7 @@ class Driver:
         lock = directory.lock()
         try:
             storage = self._job.storage
+            self._epoch = await asyncio.to_thread(storage.open().epochs.claim)
             manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config)
             if storage.keeper is not None:
                 warnings.append(f"{storage.url} is memory: the commits end with the process that started this run")
@@ -130,7 +133,7 @@ class Driver:
         anchor = RayAnchor(anchor_settings(config))
         journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
         anchor.tell(journal)
-        settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id})
+        settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
         ending = await self._sail(books, anchor, durable, journal)
         self._status = ending.status
@@ -172,6 +175,11 @@ class Driver:
             rules = rules_of(config, job.corpora, job.heldout, books.position, cuts)
             journal.follow(rules.schedule)
             self._rounds = rules.schedule.rounds
+            if books.manifest is None:
+                # Whatever is left has trained, and a run is founded by parameters as they are initialised.
+                end_all(config.run.name)
+                release(config.run.name)
+            crews = survivors(config.run.name)
             fleet = self._fleet = RayFleet(
                 island_specs(config, job.corpora, job.heldout, job.folders),
                 anchor,
@@ -183,7 +191,9 @@ class Driver:
                     config.deadlines,
                     lambda: durable.newest,
                     durable.inner_of,
+                    self._epoch,
                 ),
+                crews,
             )
             position, owes = books.position, books.owes_evaluation
             run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)

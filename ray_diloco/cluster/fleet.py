@@ -20,8 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
+from ray_diloco.cluster.fence import SUPERSEDED, Stamped
 from ray_diloco.cluster.placement import Bundle, reserve
-from ray_diloco.cluster.rank import Progress, RankActor, RankJob
+from ray_diloco.cluster.rank import Description, Progress, RankActor, RankJob
+from ray_diloco.cluster.roster import Crew, rank_name, room_name
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
@@ -50,6 +52,7 @@ class FleetSettings:
       save_inner: whether inner states are part of commits.
       newest: gives the newest durable commit.
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
+      epoch: of the driver.
     """
 
     run: str
@@ -58,6 +61,7 @@ class FleetSettings:
     deadlines: DeadlinesConfig
     newest: Callable[[], Manifest | None]
     inner_of: Callable[[str], Awaitable[Manifest | None]]
+    epoch: int = 0
 
 
 class RayIsland:
@@ -163,6 +167,23 @@ class RayIsland:
             [rank.build.remote(host, port) for rank in self._ranks], "building the model", deadlines.launch_s
         )
         self._watch = Watch(self.name, self._ranks, deadlines.heartbeat_s, deadlines.silence_s)
+        await self._connect(anchor, built)
+
+    async def attach(self, anchor: RayAnchor) -> None:
+        """Takes over ranks that another driver has left behind, as soon as they have done what it asked for."""
+        deadlines = self._settings.deadlines
+        self._watch = Watch(self.name, self._ranks, deadlines.heartbeat_s, deadlines.silence_s)
+        calls = [rank.attach.remote(self.incarnation) for rank in self._ranks]
+        found = await self._watched(calls, "attaching", deadlines.launch_s)
+        if len({description.calls for description in found}) > 1:
+            raise IslandLost(
+                f"the driver died while it called the ranks of {self.name}: they stand at different points"
+            )
+        await self._connect(anchor, found)
+
+    async def _connect(self, anchor: RayAnchor, built: Sequence[Description]) -> None:
+        """Tells ranks of the anchor, and brings it to life for the first island."""
+        deadlines = self._settings.deadlines
         self.region = built[0].region
         node_ids = [b.node_id for b in built]
         await anchor.start(built[0].layout, node_ids, self._settings.newest(), self._settings.storage)
@@ -175,7 +196,7 @@ class RayIsland:
         if self._watch is not None:
             self._watch.end()
         for rank in self._ranks:
-            ray.kill(rank)
+            ray.kill(rank.handle)
         remove_placement_group(self._group)
 
     async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
@@ -205,7 +226,7 @@ class RayIsland:
             raise IslandLost(str(failed), how) from failed
         except DilocoError as error:
             # What the user has to mend would come again; anything else is this island's own trouble.
-            if error.exit_code == EXIT_BAD_INPUT:
+            if error.exit_code == EXIT_BAD_INPUT or error.number == SUPERSEDED:
                 raise
             raise IslandLost(f"{what} on {self.name} failed: {error.what}") from error
 
@@ -222,16 +243,25 @@ class RayFleet:
     """Starts and ends islands; see `rounds.ports.Fleet`."""
 
     def __init__(
-        self, specs: Mapping[str, IslandSpec], anchor: RayAnchor, journal: Journal, settings: FleetSettings
+        self,
+        specs: Mapping[str, IslandSpec],
+        anchor: RayAnchor,
+        journal: Journal,
+        settings: FleetSettings,
+        crews: Mapping[str, Crew] | None = None,
     ) -> None:
         self.islands: dict[str, RayIsland] = {}
+        self._crews = dict(crews or {})
         self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
 
     async def launch(self, name: str, incarnation: int) -> RayIsland:
-        """Starts an island from nothing to a rank that could train."""
+        """Starts an island from nothing to a rank that could train, or takes over one that lives."""
+        if name in self._crews and (taken := await self._take_over(self._crews.pop(name), incarnation)):
+            return taken
         spec, settings = self._specs[name], self._settings
+        room = room_name(settings.run, name, settings.epoch, incarnation)
         try:
-            group = await reserve(settings.run, name, incarnation, spec.bundles, settings.deadlines.placement_s)
+            group = await reserve(room, name, spec.bundles, settings.deadlines.placement_s)
         except InfeasibleError as error:
             if incarnation == 0:
                 raise
@@ -239,6 +269,8 @@ class RayFleet:
         job = replace(spec.job, incarnation=incarnation, orphan_s=settings.deadlines.orphan_s)
         ranks = [
             RankActor.options(
+                name=rank_name(room, k, len(spec.bundles)),
+                lifetime="detached",
                 num_cpus=bundle.get("CPU", 0.0),
                 num_gpus=bundle.get("GPU", 0.0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, k),
@@ -250,18 +282,8 @@ class RayFleet:
             ).remote(job, k)
             for k, bundle in enumerate(spec.bundles)
         ]
-        island = RayIsland(name, incarnation, ranks, group, self._settings)
-        try:
-            await island.build(self._anchor)
-            await self._restore(island)
-        except ActorFailed as failed:
-            island.end()
-            raise IslandLost(str(failed)) from failed
-        except BaseException:  # also where the launch is cancelled: nobody else knows these processes
-            island.end()
-            raise
-        self.islands[name] = island
-        return island
+        stamped = [Stamped(rank, settings.epoch) for rank in ranks]
+        return await self._ready(RayIsland(name, incarnation, stamped, group, settings), anew=True)
 
     async def room(self, name: str) -> None:
         """Waits until there is room for an island, and keeps it for its launch."""
@@ -271,6 +293,43 @@ class RayFleet:
         held = self.islands.pop(island.name, None)
         if held is not None:
             held.end()
+
+    async def _take_over(self, crew: Crew, incarnation: int) -> RayIsland | None:
+        """An island that another driver has started; None if it is of no use, and then it is ended."""
+        stamped = [Stamped(rank, self._settings.epoch) for rank in crew.ranks]
+        try:
+            return await self._ready(RayIsland(crew.name, incarnation, stamped, crew.group, self._settings), anew=False)
+        except IslandLost as lost:
+            text = f"island {crew.name} could not be taken over from the driver before: {lost}"
+            self._journal.event("warning", text=text)
+            return None
+
+    async def _ready(self, island: RayIsland, *, anew: bool) -> RayIsland:
+        """Brings an island to where it could train."""
+        try:
+            if anew:
+                await island.build(self._anchor)
+                await self._restore(island)
+            else:
+                await island.attach(self._anchor)
+                await self._restore_if_newest(island)
+        except ActorFailed as failed:
+            island.end()
+            raise IslandLost(str(failed)) from failed
+        except BaseException:  # also where the launch is cancelled: nobody else knows these processes
+            island.end()
+            raise
+        self.islands[island.name] = island
+        return island
+
+    async def _restore_if_newest(self, island: RayIsland) -> None:
+        """Gives a living island the inner state of the commit that the run goes on from; else it keeps its own."""
+        newest, saved = self._settings.newest(), await self._settings.inner_of(island.name)
+        restores = newest is not None and saved is not None and saved.round == newest.round
+        inner = "restored" if restores else "kept"
+        self._journal.event("island_reattached", island=island.name, incarnation=island.incarnation, inner=inner)
+        if restores:
+            await self._restore(island)
 
     async def _restore(self, island: RayIsland) -> None:
         newest, reason = self._settings.newest(), "no commit that is kept holds inner state of this island"

@@ -54,18 +54,14 @@ def check_feasible(islands: Mapping[str, Sequence[Bundle]]) -> None:
             room[key] -= value
 
 
-async def reserve(
-    run: str, island: str, incarnation: int, bundles: Sequence[Bundle], deadline_s: float
-) -> PlacementGroup:
-    """Reserves room for one island of a run; names of groups are unique on a cluster.
+async def reserve(room: str, island: str, bundles: Sequence[Bundle], deadline_s: float) -> PlacementGroup:
+    """Reserves room for one island of a run, under a name; names are unique on a cluster.
 
     Raises:
       InfeasibleError: RD-211, there was no room within `deadline_s` seconds.
     """
     name = f"island {island}"
-    group: PlacementGroup = placement_group(
-        list(bundles), strategy="PACK", name=f"{_prefix(run)}{name}, incarnation {incarnation}"
-    )
+    group: PlacementGroup = placement_group(list(bundles), strategy="PACK", name=room)
     try:
         await answer(group.ready(), f"the placement of {name}", deadline_s)
     except (ActorFailed, asyncio.CancelledError) as error:

@@ -21,6 +21,7 @@ import ray
 
 from ray_diloco.blocks import Channel, Cut
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
@@ -69,11 +70,12 @@ class RankJob:
 
 @dataclass(frozen=True)
 class Description:
-    """What a rank is, once it is built."""
+    """What a rank is, once it is built; `calls` are those that its island's ranks have to have done together."""
 
     layout: Layout
     node_id: str
     region: str
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Rank:
         add_folders(job.folders)
         self._job, self._rank = job, rank
         self._store: TCPStore | None = None
-        self._beats = 0
+        self._beats = self._calls = 0
         # Step of the segment, its length, loss and tokens per second.
         self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
         self._writer = ThreadPoolExecutor(1)
@@ -115,6 +117,10 @@ class Rank:
         self._spoken_to = time.monotonic()
         if job.orphan_s:
             threading.Thread(target=self._end_as_orphan, daemon=True).start()
+
+    def admitted(self) -> None:
+        """Notes that the newest driver has spoken."""
+        self._spoken_to = time.monotonic()
 
     def open_store(self, timeout_s: float) -> tuple[str, int]:
         """Opens the island's rendezvous (rank 0); returns its address."""
@@ -135,9 +141,13 @@ class Rank:
         settings = replace(job.settings, rank=self._rank, host=host, port=port)
         self._inner = InnerRank(settings, self._store)
         self._exchanges = Exchanges(self._inner, job.channels)
-        context = ray.get_runtime_context()
-        region = context.get_node_labels().get(REGION_LABEL, "")
-        return Description(self._inner.layout, context.get_node_id(), str(region))
+        return self._description()
+
+    def attach(self, incarnation: int) -> Description:
+        """Goes on under another driver; what an earlier one has asked for is done, and forgotten."""
+        self._job = replace(self._job, incarnation=incarnation)
+        self._exchanges.give_back()
+        return self._description()
 
     def connect(self, parts: int, cuts: Sequence[Cut]) -> None:
         """Tells the rank how the anchor is cut: in `parts` by element, and in fragments."""
@@ -150,12 +160,17 @@ class Rank:
             for number, ranges in zip(cut.numbers, cut.fragments, strict=True)
         }
 
+    def _description(self) -> Description:
+        context = ray.get_runtime_context()
+        region = context.get_node_labels().get(REGION_LABEL, "")
+        return Description(self._inner.layout, context.get_node_id(), str(region), self._calls)
+
     def train(self, start_step: int, steps: int, lease: Ranges, seconds: float = 0.0) -> Report:
         """Trains a segment; steps that overflowed and were not applied do not count."""
         from ray_diloco.inner.batches import Batches
 
+        self._calls += 1
         self._exchanges.give_back()
-
         s = self._inner.settings
         batches = Batches(
             self._blocks,
@@ -208,10 +223,12 @@ class Rank:
 
     def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments from all shards' payloads; collective over the island."""
+        self._calls += 1
         self._exchanges.adopt(fragments, merged, payloads)
 
     def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of all fragments, whatever the rule of adoption; collective over the island."""
+        self._calls += 1
         self._exchanges.join(fragments, payloads)
 
     def evaluate(self, blocks: Sequence[int], *payloads: np.ndarray) -> list[tuple[float, int]]:
@@ -219,6 +236,7 @@ class Rank:
 
         Under anchors, if their payloads are given; those stay until something else is asked of the rank.
         """
+        self._calls += 1
         self._beats += 1
         if payloads:
             self._exchanges.borrow(payloads)
@@ -229,6 +247,7 @@ class Rank:
 
     def save(self, storage: Storage, round_: int, versions: Mapping[int, int] | None) -> None:
         """Copies the inner state and starts writing it; with `versions` of the bases, parameters and bases as well."""
+        self._calls += 1
         self._exchanges.give_back()
         state = self._inner.inner_state() | self._exchanges.state(versions)
         self._writes[round_] = self._writer.submit(self._write, storage, round_, state)
@@ -249,6 +268,7 @@ class Rank:
         Returns:
           Whether what the exchange remembers fitted, and the versions of the bases if they were restored.  Collective.
         """
+        self._calls += 1
         pieces = dict(storage.open().load(manifest, kind="inner", island=self._job.settings.island))
         mine, inner = self._exchanges.split(pieces)
         self._inner.load_inner_state(inner)
@@ -262,7 +282,6 @@ class Rank:
     @ray.method(concurrency_group="control")
     def progress(self) -> Progress:
         """Where this rank is; answers while it trains."""
-        self._spoken_to = time.monotonic()
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
         return Progress(self._beats, step, steps, float(loss), tokens_per_s)
@@ -306,4 +325,4 @@ def _address() -> str:
     return address
 
 
-RankActor = actor(Rank, concurrency_groups={"control": 1, "writing": 1})
+RankActor = actor(fenced(Rank), concurrency_groups={"control": 1, "writing": 1})

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ray_diloco.checkpoint.epochs import SUCCEEDED
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed
@@ -27,6 +28,7 @@ class StoreSettings:
 
     Attributes:
       sinks: what the sinks need to go on (run id of a mirror).
+      epoch: of the driver.
     """
 
     run: str
@@ -36,6 +38,7 @@ class StoreSettings:
     keep_every: int
     deadline_s: float
     sinks: Mapping[str, Any]
+    epoch: int | None = None
 
 
 class RayStore:
@@ -72,7 +75,8 @@ class RayStore:
                 files = await written
                 files += await self._inner_files(snapshot.round, inner)
                 await told
-                self.newest = await asyncio.to_thread(self.store.commit, self._manifest(snapshot, files))
+                manifest = self._manifest(snapshot, files)
+                self.newest = await asyncio.to_thread(self.store.commit, manifest, epoch=self._settings.epoch)
                 self.trouble = None
                 self._anchor.durable(self.storage, self.newest)
                 self._inner_in |= {entry.island: snapshot.round for entry in files if entry.island is not None}
@@ -83,6 +87,9 @@ class RayStore:
                     write_s=time.monotonic() - began,
                 )
             except (ActorFailed, CheckpointError, ClusterError) as error:
+                if isinstance(error, CheckpointError) and error.number == SUCCEEDED:
+                    # Nothing that this driver does counts any more, and what lies there is its successor's.
+                    raise
                 self.trouble = _reason(error)
                 self._anchor.not_durable(snapshot.round)
                 self._journal.event("checkpoint_failed", round=snapshot.round, reason=self.trouble)

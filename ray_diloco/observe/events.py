@@ -25,6 +25,7 @@ EVENTS: dict[str, str] = {
     "log_repaired": "A line that a crash had torn was cut from the end of a log (file, bytes).",
     "metrics_truncated": "Metrics of rounds behind the commit that a run resumed from were dropped (round, lines).",
     "island_launching": "Placement and start of an island's ranks began (island, incarnation).",
+    "island_reattached": "A driver took over an island of the driver before (island, incarnation, inner).",
     "island_joined": "An island adopted the newest commit and takes part (island, incarnation, region).",
     "island_lost": "An island failed; its work is issued again (island, incarnation, how, reason, silent_s).",
     "anchor_shard_lost": "An anchor shard died or froze (shard, how, reason).",

@@ -19,6 +19,7 @@ SENTENCES: dict[str, str | None] = {
     "log_repaired": "a torn line[ of {bytes}] was cut from the end of {file}",
     "metrics_truncated": "{lines} lines of metrics after round {round} dropped; those rounds are done again",
     "island_launching": "island {island} starts[ again, incarnation {incarnation}]",
+    "island_reattached": "island {island} taken over from the driver before; its inner state is {inner}",
     "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}]",
     "island_lost": "island {island} lost[: {reason}]",
     "anchor_shard_lost": "anchor shard {shard} lost[: {reason}]",

@@ -7,6 +7,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from ray_diloco.cluster.placement import check_feasible, release, reserve
+from ray_diloco.cluster.roster import room_name
 from ray_diloco.errors import InfeasibleError
 
 pytestmark = pytest.mark.cluster
@@ -18,17 +19,17 @@ def held():
 
 def test_runs_with_islands_of_the_same_name_live_side_by_side(cluster):
     for run in ("first", "first-b"):
-        asyncio.run(reserve(run, "i0", 0, [{"CPU": 1.0}], 30))
-    assert held() == ["run first-b: island i0, incarnation 0", "run first: island i0, incarnation 0"]
+        asyncio.run(reserve(room_name(run, "i0", 1, 0), "i0", [{"CPU": 1.0}], 30))
+    assert held() == ["run first-b: island i0, 1.0", "run first: island i0, 1.0"]
     release("first")
-    assert held() == ["run first-b: island i0, incarnation 0"]
+    assert held() == ["run first-b: island i0, 1.0"]
     release("first-b")
     assert held() == []
 
 
 def test_a_reservation_that_is_given_up_leaves_nothing(cluster):
     with pytest.raises(InfeasibleError, match=r"island i1 found no room within 0\.5 s"):
-        asyncio.run(reserve("greedy", "i1", 0, [{"CPU": 9.0}], 0.5))
+        asyncio.run(reserve(room_name("greedy", "i1", 1, 0), "i1", [{"CPU": 9.0}], 0.5))
     assert {group["state"] for group in placement_group_table().values() if "greedy" in group["name"]} == {"REMOVED"}
 
 

@@ -23,7 +23,7 @@ def test_an_island_that_overflows_or_freezes_is_replaced(place):
     settings = {
         "run.rounds": 12,
         "islands.min": 2,
-        "deadlines.heartbeat_s": 2.0,
+        "deadlines.heartbeat_s": 4.0,
         "model.builder": "cluster_builders:overflows_once",
         "model.config": {"flag": str(flag)},
     }
@@ -33,7 +33,7 @@ def test_an_island_that_overflows_or_freezes_is_replaced(place):
     overflow, freeze = events(folder, "island_lost")
     (refused,) = events(folder, "contribution_rejected")
     assert overflow["reason"] == refused["reason"] == "the pseudo-gradient is not finite"
-    assert "is frozen: its process lives and was silent for 2." in freeze["reason"]
+    assert "is frozen: its process lives and was silent for 4." in freeze["reason"]
     restored = [event["island"] for event in events(folder, "inner_state_restored")]
     assert restored == [overflow["island"], freeze["island"]]
     for r, expected in enumerate(replayed(folder)):
