@@ -7,7 +7,6 @@ plain values, and those who hold tensors build from them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -165,9 +164,8 @@ def quorum_of(config: Config) -> Quorum:
     """When a round closes."""
     q = config.quorum
     n = 1 if q.kind == "immediate" else q.n
-    if q.kind == "at_least" and q.fraction > 0:
-        n = math.ceil(q.fraction * len(island_names(config)) - 1e-9)
-    return Quorum(q.kind, n, q.grace_s, q.deadline_s, q.late == "carry")
+    fraction = q.fraction if q.kind == "at_least" else 0.0
+    return Quorum(q.kind, n, q.grace_s, q.deadline_s, q.late == "carry", fraction)
 
 
 def topology_of(config: Config) -> Topology:

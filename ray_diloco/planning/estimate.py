@@ -215,7 +215,7 @@ def predicted_round(
         traffic.shards,
         max(ranks_of(config, name) for name in traffic.islands),
         free=is_free(config),
-        quorum=quorum.n if quorum.kind == "at_least" else 0,
+        quorum=quorum.enough(len(traffic.islands)) if quorum.kind == "at_least" else 0,
         grace_s=quorum.grace_s,
     )
 

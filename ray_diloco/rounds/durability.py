@@ -87,6 +87,8 @@ class Durability:
                 await asyncio.sleep(self._rules.retry_s)
                 if self._lags and self._at_rest:
                     self._start(_nothing())
+                    # Those who wait for a segment hand over their inner state.
+                    self._plans.pulse()
             await self._plans.changed()
 
     @property

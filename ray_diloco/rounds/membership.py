@@ -150,6 +150,8 @@ class Membership:
         """Waits until an island is wanted in a slot."""
         while not self._open(name):
             await self._plans.changed()
+        if name in self._unplaced or name not in self._rules.initial:
+            self._seeking.add(name)
 
     def _open(self, name: str) -> bool:
         if self._plans.complete:
@@ -170,15 +172,11 @@ class Membership:
 
     @contextmanager
     def seeking(self, member: Member) -> Iterator[bool]:
-        """While the block runs, a slot looks for room; gives whether it has to."""
-        name = member.name
-        seeks = name in self._unplaced or name not in self._asked_for or name not in self._rules.initial
-        if seeks:
-            self._seeking.add(name)
+        """While the block runs, a slot looks for room; gives whether it has to, since nobody knows of any."""
         try:
-            yield seeks
+            yield member.name in self._seeking
         finally:
-            self._seeking.discard(name)
+            self._seeking.discard(member.name)
 
     def may_fail(self, member: Member) -> bool:
         """True if a run that cannot place this island goes on without it: it is none of those it began with."""

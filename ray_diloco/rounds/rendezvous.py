@@ -8,6 +8,7 @@ any.  The rendezvous knows nothing of merging: it resolves `closed`, and the loo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from ray_diloco.rounds.ports import Offer, Outcome
 class Quorum:
     """When a round closes.  `n` islands for `at_least`; times in seconds, 0 means none.
 
+    `fraction` above 0 takes the place of `n`: that part, rounded up, of the islands that are present, however many that
+    is now.  A fixed `n` stays; fewer islands than that wait for one another until all of them have offered.
     `carry`: a contribution that comes after its round has closed is merged in the next one, with its age.
     """
 
@@ -27,6 +30,11 @@ class Quorum:
     grace_s: float = 0.0
     deadline_s: float = 0.0
     carry: bool = False
+    fraction: float = 0.0
+
+    def enough(self, present: int) -> int:
+        """How many offers open the grace window, where so many islands are present."""
+        return max(1, math.ceil(self.fraction * present - 1e-9)) if self.fraction > 0 else self.n
 
 
 class Rendezvous:
@@ -88,7 +96,8 @@ class Rendezvous:
         """Closes the round if the quorum says so; to be called whenever membership changes."""
         if self.closed.done():
             return
-        enough = self._quorum.kind != "all" and len(self.offers) >= self._quorum.n
+        present = len(self._expected() | self.offers.keys() | self.refused)
+        enough = self._quorum.kind != "all" and len(self.offers) >= self._quorum.enough(present)
         if (not self.awaited and (self.offers or self.refused)) or (enough and self._quorum.grace_s == 0):
             self._close()
         elif enough and not self._grace_runs:

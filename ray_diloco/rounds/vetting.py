@@ -20,7 +20,7 @@ from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Guard
 
 # Contributions that a median of norms is taken over, and from how many on it says something.
-NORMS, ENOUGH_NORMS = 32, 8
+NORMS, ENOUGH_NORMS = 16, 8
 # The same of an island's losses.
 LOSSES, ENOUGH_LOSSES = 8, 3
 # Number of the error that a contribution is from an incarnation that was given up.

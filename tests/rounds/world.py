@@ -1,7 +1,8 @@
 """In-process islands, keeper, store and journal for the run loop, on quadratics in float64.
 
 Island `m` minimises ½‖θ − centre_m‖² by SGD; its gradient depends on the blocks it was given, so a wrong lease changes
-the numbers.  Faults are data: `faults[(island, incarnation, phase, round)]` raises there.
+the numbers.  Faults are data: `faults[(island, incarnation, phase, round)]` raises there.  `rooms` says when there is
+room for an island (always, where it is not named), and `script` what somebody asks of the run, and when.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ray_diloco.errors import InfeasibleError
+from ray_diloco.observe.events import EVENTS
 from ray_diloco.outer.schedule import Schedule
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.ports import (
@@ -35,7 +38,7 @@ LR = 0.1
 
 def gradient(theta, island, virtual):
     """The gradient on one block."""
-    centre = np.full(DIM, 1.0 + int(island[1:])) + 0.01 * (virtual % 17)
+    centre = np.full(DIM, 1.0 + int(island[-1])) + 0.01 * (virtual % 17)
     return theta - centre
 
 
@@ -65,10 +68,17 @@ class World:
     offsets: tuple[int, ...] = (0,)
     delay: int = 0
     stop_at: float | None = None
+    rooms: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    script: list = field(default_factory=list)
+    norms: dict = field(default_factory=dict)
+    losses: dict = field(default_factory=dict)
+    reset: list = field(default_factory=list)
+    changes: dict = field(default_factory=dict)
     # Filled while running.
     anchor: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
     buffer: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
     events: list = field(default_factory=list)
+    times: list = field(default_factory=list)
     manifests: list = field(default_factory=list)
     anchors: list = field(default_factory=list)
     evaluations: dict = field(default_factory=dict)
@@ -80,8 +90,18 @@ class World:
     position: Position | None = None
 
     # Fleet.
+    def has_room(self, name):
+        at = asyncio.get_running_loop().time()
+        return name not in self.rooms or any(begin <= at < end for begin, end in self.rooms[name])
+
+    async def room(self, name):
+        while not self.has_room(name):
+            await asyncio.sleep(1.0)
+
     async def launch(self, name, incarnation):
         await asyncio.sleep(self.launch_s)
+        if not self.has_room(name):
+            raise InfeasibleError(211, f"island {name} found no room", "wait")
         self.fault(name, incarnation, "launch", 0)
         return SimIsland(self, name, incarnation)
 
@@ -104,7 +124,7 @@ class World:
         (movement,) = step.movements
         for offer, _ in movement.contributions:
             if self.refuse.get((offer.island, self.version + 1)):
-                raise ContributionRefused(offer.island, self.refuse[offer.island, self.version + 1])
+                raise ContributionRefused(offer.island, self.refuse[offer.island, self.version + 1], 405)
         assert step.version == self.version
         delta = sum(w * offer.emission.pieces[0].handle for offer, w in movement.contributions)
         u = self.momentum * self.buffer + delta
@@ -130,18 +150,24 @@ class World:
 
     # Store.
     async def save(self, snapshot, inner, told):
-        if snapshot.round in self.unwritable:
-            return
+        if snapshot.round in self.unwritable or any(
+            begin <= asyncio.get_running_loop().time() < end for begin, end in self.rooms.get("disk", ())
+        ):
+            self.event("checkpoint_failed", round=snapshot.round)
+            return False
         anchor, buffer = self.anchor.copy(), self.buffer.copy()
         entries = {name: await files for name, files in inner.items()}
         await told
         await asyncio.sleep(self.write_s)
         self.manifests.append((snapshot, anchor, buffer, entries))
         self.event("checkpoint_written", round=snapshot.round)
+        return True
 
     # Journal.
     def event(self, kind, **fields):
+        assert kind in EVENTS or kind == "traced"
         self.events.append((kind, fields))
+        self.times.append(asyncio.get_running_loop().time())
 
     def island_round(self, due, island, timing):
         self.metrics.append((due.round, island, timing))
@@ -158,19 +184,20 @@ class World:
 
     # Running.
     def rules(self):
-        return Rules(
-            islands={name: IslandPlan("text", 2) for name in self.names},
-            schedule=Schedule(self.H, self.rounds, self.offsets, self.delay),
-            quorum=self.quorum,
-            weigh=lambda offers, ages, now: [o.tokens / sum(p.tokens for p in offers) for o in offers],
-            min_islands=self.min_islands,
-            checkpoint_every=self.checkpoint_every,
-            evaluate_every=self.evaluate_every,
-            evaluate_blocks=self.heldout,
-            final_blocks=self.heldout,
-            evaluate_chunk=2,
-            max_losses=self.max_losses,
-        )
+        rules = {
+            "islands": {name: IslandPlan("text", 2) for name in self.names},
+            "schedule": Schedule(self.H, self.rounds, self.offsets, self.delay),
+            "quorum": self.quorum,
+            "weigh": lambda offers, ages, now: [o.tokens / sum(p.tokens for p in offers) for o in offers],
+            "min_islands": self.min_islands,
+            "checkpoint_every": self.checkpoint_every,
+            "evaluate_every": self.evaluate_every,
+            "evaluate_blocks": self.heldout,
+            "final_blocks": self.heldout,
+            "evaluate_chunk": 2,
+            "max_losses": self.max_losses,
+        }
+        return Rules(**(rules | self.changes))
 
     def run(self, position=None):
         """Runs to the end on virtual time; returns the status."""
@@ -178,8 +205,11 @@ class World:
 
         async def main():
             run = Run(self.rules(), self.position, self, self, self, self, self.owes_evaluation)
+            loop = asyncio.get_running_loop()
             if self.stop_at is not None:
-                asyncio.get_running_loop().call_later(self.stop_at, run.stop)
+                loop.call_later(self.stop_at, run.stop)
+            for at, act in self.script:
+                loop.call_later(at, act, run)
             return await run.run()
 
         return run_virtual(main())
@@ -205,14 +235,16 @@ class SimIsland:
             for v in virtual[2 * s : 2 * s + 2]:
                 self.theta = self.theta - LR * gradient(self.theta, self.name, v) / 2
         self.world.trained.append((self.name, self.incarnation, work))
-        return Report(work.steps, 10 * len(virtual), float(np.sum(self.theta**2)), work.steps * step_s)
+        loss = self.world.losses.get((self.name, self.incarnation, work.segment), float(np.sum(self.theta**2)))
+        return Report(work.steps, 10 * len(virtual), loss, work.steps * step_s)
 
     async def emit(self, fragment, base_version, round_):
         self.world.fault(self.name, self.incarnation, "emit", round_)
         delta = self.base - self.theta
         if (self.name, self.incarnation, round_) in self.world.overflows:
             delta = delta * np.inf
-        return Emission((Piece(0, 8 * DIM, delta),), float(np.linalg.norm(delta)), bool(np.isfinite(delta).all()))
+        norm = self.world.norms.get((self.name, self.incarnation, round_), float(np.linalg.norm(delta)))
+        return Emission((Piece(0, 8 * DIM, delta),), norm, bool(np.isfinite(delta).all()))
 
     async def join(self, updates):
         await self.adopt(updates, {})
@@ -223,6 +255,9 @@ class SimIsland:
             self.world.fault(self.name, self.incarnation, "adopt", update.version)
             self.theta = update.pieces[0].handle.copy()
             self.base = self.theta.copy()
+
+    async def reset(self):
+        self.world.reset.append((self.name, self.incarnation))
 
     async def found(self):
         return [Piece(0, 8 * DIM, np.zeros(DIM))]
