@@ -16,18 +16,19 @@ from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.blocks import Channel, Cut, cuts_of
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
-from ray_diloco.cluster.keepers import Keeper, Keepers, Shards
+from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.relay import Relays
-from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
+from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, SyncError
 from ray_diloco.outer.layout import Layout
+from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, SHARD
 from ray_diloco.rounds.ports import (
     SHARED,
     ContributionRefused,
@@ -61,6 +62,7 @@ class AnchorSettings:
       deadline_s: seconds that a call may take.
       alive_s: seconds that a living shard may be silent.
       losses: shards that may be lost in a row without a durable commit in between.
+      faults: what goes wrong on purpose, with shards and the driver.
     """
 
     channels: tuple[Channel, ...]
@@ -72,12 +74,7 @@ class AnchorSettings:
     deadline_s: float
     alive_s: float = 60.0
     losses: int = 6
-
-
-def start_shard(node_id: str | None) -> Any:
-    """Starts the actor of a shard, on a node if that has room."""
-    near = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=True)}
-    return ShardActor.options(**near).remote()
+    faults: Misfortunes = NO_FAULTS
 
 
 class RayAnchor:
@@ -86,6 +83,7 @@ class RayAnchor:
     Args:
       settings: how they are kept.
       start, end: start and end the actor of a shard.
+      driver: what goes wrong with this process on purpose.
     """
 
     def __init__(
@@ -93,11 +91,13 @@ class RayAnchor:
         settings: AnchorSettings,
         start: Callable[[str | None], Any] = start_shard,
         end: Callable[[Any], None] = ray.kill,
+        driver: Misfortune | None = None,
     ) -> None:
         self.settings = settings
         self.layout: Layout | None = None
         self.cuts: tuple[Cut, ...] = ()
         self._start = start
+        self.driver = driver or Misfortune(NO_FAULTS)
         self._actors: list[Any] = []
         self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
         # Committed anchors by fragment and name, where neighbours are pulled towards one another.
@@ -167,12 +167,10 @@ class RayAnchor:
             self._actors += [self._start(near[k]) for k in range(len(self._actors), count)]
             each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
             parts = count if self.shared else 1
-            self._shards.all = [
-                Keeper(
-                    actor, ShardSettings(layout, self.cuts, names, k if self.shared else 0, parts, k, count), near[k]
-                )
-                for k, (actor, names) in enumerate(zip(self._actors, each, strict=True))
-            ]
+            for k, (actor, names) in enumerate(zip(self._actors, each, strict=True)):
+                part, faults = k if self.shared else 0, self.settings.faults.of(f"{SHARD}:{k}")
+                settings = ShardSettings(layout, self.cuts, names, part, parts, k, count, faults)
+                self._shards.all.append(Keeper(actor, settings, near[k]))
             calls = [keeper.build() for keeper in self._keepers]
             loads = [] if manifest is None else [keeper.load(storage, manifest) for keeper in self._keepers]
             try:
@@ -216,6 +214,7 @@ class RayAnchor:
             self._newest[fragment] = self._prepared[2]
         told = [keeper.commit(key, fragment) for keeper in self._keepers]
         await self._shards.tell(f"committing round {key}", told)
+        self.driver.pass_(round_of(key), AFTER_COMMIT)
 
     async def abort(self, key: str) -> None:
         """Forgets a prepared round on all shards."""
@@ -269,6 +268,7 @@ class RayAnchor:
             anchor: Update(step.fragment, step.version + 1, tuple(mine), step.round) for anchor, mine in pieces.items()
         }
         self._prepared = step.key, step.fragment, updates
+        self.driver.pass_(step.round, BEFORE_COMMIT)
         n = len(updates)
         return Prepared(
             step.key,
@@ -305,7 +305,7 @@ class RayAnchor:
         """What a shard is told of a movement: the work, payloads, and bytes of these."""
         parts = [_pieces(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
         specs = tuple(
-            (offer.island, factor, offer.base_version, len(part))
+            (offer.island, factor, offer.base_version, len(part), offer.incarnation)
             for (offer, _), factor, part in zip(movement.contributions, factors, parts, strict=True)
         )
         neighbours = movement.neighbours if self._pulls and len(movement.neighbours) > 1 else ()

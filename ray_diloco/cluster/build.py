@@ -11,11 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ray_diloco import rules
-from ray_diloco.blocks import Cut, anchor_names, channels_of
+from ray_diloco.blocks import Cut, anchor_names, channels_of, faults_of
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.anchor import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
 from ray_diloco.cluster.journal import JournalSettings
+from ray_diloco.cluster.misfortune import Misfortunes
 from ray_diloco.cluster.placement import Bundle
 from ray_diloco.cluster.rank import RankJob
 from ray_diloco.cluster.store import StoreSettings
@@ -23,6 +24,7 @@ from ray_diloco.config.schema import Config, island_data, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.provenance.digest import digest_json
+from ray_diloco.rounds.faults import STORAGE
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
 from ray_diloco.rules import Supply, inner_of, ranks_of
@@ -54,7 +56,12 @@ def rules_of(
     return rules.rules_of(config, supplies, heldout.heldout_blocks, position, cuts)
 
 
-def anchor_settings(config: Config) -> AnchorSettings:
+def misfortunes_of(config: Config, directory: RunDirectory) -> Misfortunes:
+    """What is to go wrong, on purpose."""
+    return Misfortunes("", faults_of(config).left, str(directory.path / "faults") if config.faults.plan else "")
+
+
+def anchor_settings(config: Config, faults: Misfortunes) -> AnchorSettings:
     """How the anchor is kept."""
     # The names of rules that compare whole contributions; `outer.merge`, which says so, would import torch.
     whole = config.merge.kind if config.merge.kind in WHOLE_VECTORS else ""
@@ -68,11 +75,12 @@ def anchor_settings(config: Config) -> AnchorSettings:
         deadline_s=config.deadlines.exchange_s,
         alive_s=config.deadlines.heartbeat_s,
         losses=config.deadlines.losses,
+        faults=faults,
     )
 
 
 def store_settings(
-    config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any], epoch: int
+    config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any], epoch: int, faults: Misfortunes
 ) -> StoreSettings:
     """What all manifests of a run say, and how many commits are kept."""
     return StoreSettings(
@@ -84,6 +92,7 @@ def store_settings(
         deadline_s=config.deadlines.exchange_s,
         sinks=sinks,
         epoch=epoch,
+        faults=faults.of(STORAGE),
     )
 
 

@@ -24,6 +24,7 @@ from ray_diloco.cluster.build import (
     bundles,
     island_specs,
     journal_settings,
+    misfortunes_of,
     rules_of,
     store_settings,
 )
@@ -31,6 +32,7 @@ from ray_diloco.cluster.calls import ActorFailed, actor, answer
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
+from ray_diloco.cluster.misfortune import Misfortune
 from ray_diloco.cluster.placement import check_feasible, nodes, release
 from ray_diloco.cluster.roster import end_all, survivors
 from ray_diloco.cluster.storage import Storage
@@ -43,6 +45,7 @@ from ray_diloco.observe.summary import Summary
 from ray_diloco.observe.view import IslandView, RunView
 from ray_diloco.outer.layout import Layout
 from ray_diloco.provenance.environment import environment_report
+from ray_diloco.rounds.faults import DRIVER
 from ray_diloco.rounds.loop import Run
 from ray_diloco.rounds.members import State
 
@@ -130,10 +133,13 @@ class Driver:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
-        anchor = RayAnchor(anchor_settings(config))
+        faults = self._faults = misfortunes_of(config, books.directory)
+        # Every driver has an epoch of its own, so the first one of a run is of epoch 1.
+        self._misfortune = Misfortune(faults.of(DRIVER), self._epoch - 1)
+        anchor = RayAnchor(anchor_settings(config, faults), driver=self._misfortune)
         journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
         anchor.tell(journal)
-        settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch)
+        settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
         ending = await self._sail(books, anchor, durable, journal)
         self._status = ending.status
@@ -192,6 +198,8 @@ class Driver:
                     lambda: durable.newest,
                     durable.inner_of,
                     self._epoch,
+                    self._faults,
+                    self._misfortune,
                 ),
                 crews,
             )

@@ -21,6 +21,7 @@ from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.fence import SUPERSEDED, Stamped
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.placement import Bundle, reserve
 from ray_diloco.cluster.rank import Description, Progress, RankActor, RankJob
 from ray_diloco.cluster.roster import Crew, rank_name, room_name
@@ -29,6 +30,7 @@ from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError, InfeasibleError
 from ray_diloco.inner.environment import rank_environment
+from ray_diloco.rounds.faults import BEFORE_INNER, BEFORE_SEND, MID_INNER, MID_SEND
 from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
 
 
@@ -53,6 +55,7 @@ class FleetSettings:
       newest: gives the newest durable commit.
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
       epoch: of the driver.
+      faults: what goes wrong on purpose; `driver`: with this process.
     """
 
     run: str
@@ -62,19 +65,28 @@ class FleetSettings:
     newest: Callable[[], Manifest | None]
     inner_of: Callable[[str], Awaitable[Manifest | None]]
     epoch: int = 0
+    faults: Misfortunes = NO_FAULTS
+    driver: Misfortune | None = None
 
 
 class RayIsland:
     """One island; see `rounds.ports.Island`."""
 
     def __init__(
-        self, name: str, incarnation: int, ranks: Sequence[Any], group: PlacementGroup, settings: FleetSettings
+        self,
+        name: str,
+        incarnation: int,
+        ranks: Sequence[Any],
+        group: PlacementGroup,
+        settings: FleetSettings,
+        H: int = 1,
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
         self.restored: Mapping[int, int] | None = None
         self._watch: Watch | None = None
         self._ranks, self._group, self._settings = list(ranks), group, settings
         self._shards = 0
+        self._H, self._round = H, 0
 
     @property
     def progress(self) -> Progress:
@@ -83,10 +95,13 @@ class RayIsland:
 
     async def train(self, work: Work) -> Report:
         """Trains a segment on all ranks."""
+        self._round = 1 + work.start_step // self._H
+        self._pass(BEFORE_INNER)
         calls = [
             rank.train.remote(work.start_step, work.steps, work.lease.blocks, work.seconds) for rank in self._ranks
         ]
         deadline_s = self._settings.deadlines.train_s or None
+        self._pass(MID_INNER)
         stepping = nullcontext() if self._watch is None else self._watch.stepping()
         with stepping:
             reports: list[Report] = await self._watched(calls, f"training segment {work.segment}", deadline_s)
@@ -94,9 +109,12 @@ class RayIsland:
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes the pseudo-gradient on all ranks."""
+        self._pass(BEFORE_SEND)
         returns = 1 + self._shards
         calls = [rank.emit.options(num_returns=returns).remote(fragment, base_version) for rank in self._ranks]
-        return await self._emission(calls, f"emitting round {round_}")
+        emission = await self._emission(calls, f"emitting round {round_}")
+        self._pass(MID_SEND)
+        return emission
 
     async def found(self) -> Sequence[Piece]:
         """The parameters as initialised."""
@@ -191,6 +209,10 @@ class RayIsland:
         connected = [rank.connect.remote(anchor.parts, anchor.cuts) for rank in self._ranks]
         await self._call(connected, "connecting to the anchor", deadlines.exchange_s)
 
+    def _pass(self, phase: str) -> None:
+        if self._settings.driver is not None:
+            self._settings.driver.pass_(self._round, phase)
+
     def end(self) -> None:
         """Kills the ranks and gives their room back."""
         if self._watch is not None:
@@ -252,6 +274,7 @@ class RayFleet:
     ) -> None:
         self.islands: dict[str, RayIsland] = {}
         self._crews = dict(crews or {})
+        self._H = next(iter(specs.values())).job.channels[0].H
         self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
 
     async def launch(self, name: str, incarnation: int) -> RayIsland:
@@ -266,7 +289,12 @@ class RayFleet:
             if incarnation == 0:
                 raise
             raise IslandLost(error.what) from error
-        job = replace(spec.job, incarnation=incarnation, orphan_s=settings.deadlines.orphan_s)
+        job = replace(
+            spec.job,
+            incarnation=incarnation,
+            orphan_s=settings.deadlines.orphan_s,
+            faults=settings.faults.of(name),
+        )
         ranks = [
             RankActor.options(
                 name=rank_name(room, k, len(spec.bundles)),
@@ -283,7 +311,7 @@ class RayFleet:
             for k, bundle in enumerate(spec.bundles)
         ]
         stamped = [Stamped(rank, settings.epoch) for rank in ranks]
-        return await self._ready(RayIsland(name, incarnation, stamped, group, settings), anew=True)
+        return await self._ready(RayIsland(name, incarnation, stamped, group, settings, self._H), anew=True)
 
     async def room(self, name: str) -> None:
         """Waits until there is room for an island, and keeps it for its launch."""
@@ -298,7 +326,9 @@ class RayFleet:
         """An island that another driver has started; None if it is of no use, and then it is ended."""
         stamped = [Stamped(rank, self._settings.epoch) for rank in crew.ranks]
         try:
-            return await self._ready(RayIsland(crew.name, incarnation, stamped, crew.group, self._settings), anew=False)
+            return await self._ready(
+                RayIsland(crew.name, incarnation, stamped, crew.group, self._settings, self._H), anew=False
+            )
         except IslandLost as lost:
             text = f"island {crew.name} could not be taken over from the driver before: {lost}"
             self._journal.event("warning", text=text)

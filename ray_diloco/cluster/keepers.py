@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
-from ray_diloco.cluster.shard import ShardSettings, ShardWork
+from ray_diloco.cluster.misfortune import NO_FAULTS
+from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, DilocoError
 from ray_diloco.rounds.clock import now
@@ -59,6 +62,12 @@ class _Saved:
 
     round: int
     arguments: tuple[Any, ...]
+
+
+def start_shard(node_id: str | None) -> Any:
+    """Starts the actor of a shard, on a node if that has room."""
+    near = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=True)}
+    return ShardActor.options(**near).remote()
 
 
 class Keeper:
@@ -139,6 +148,7 @@ class Keeper:
           The calls that have to succeed.  What was prepared and not committed will be asked for once more.
         """
         self.handle, self.frozen = handle, False
+        self._settings = replace(self._settings, faults=NO_FAULTS)
         refs = [self.build()]
         committed = {told.key for told in self._told if isinstance(told, _Told) and told.method == "commit"}
         beginning = [] if self._beginning is None else [self._beginning]

@@ -23,9 +23,19 @@ from ray_diloco.blocks import Channel, Cut
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, spoiled
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
+from ray_diloco.rounds.faults import (
+    AFTER_COMMIT,
+    BEFORE_COMMIT,
+    BEFORE_INNER,
+    BEFORE_SEND,
+    MID_INNER,
+    MID_SEND,
+    STALE_EPOCH,
+)
 from ray_diloco.rounds.ports import Report
 
 if TYPE_CHECKING:
@@ -54,6 +64,7 @@ class RankJob:
       incarnation: how often the island was started anew.
       orphan_s: seconds without a word from any driver after which it ends itself; 0: never.
       folders: where a user's own modules are imported from.
+      faults: what goes wrong in the island on purpose.
     """
 
     settings: RankSettings
@@ -66,6 +77,7 @@ class RankJob:
     incarnation: int = 0
     orphan_s: float = 0.0
     folders: tuple[str, ...] = ()
+    faults: Misfortunes = NO_FAULTS
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,7 @@ class Rank:
         self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
+        self._misfortune, self._round = Misfortune(job.faults, job.incarnation, rank), 0
         self._spoken_to = time.monotonic()
         if job.orphan_s:
             threading.Thread(target=self._end_as_orphan, daemon=True).start()
@@ -170,6 +183,9 @@ class Rank:
         from ray_diloco.inner.batches import Batches
 
         self._calls += 1
+        self._misfortune.called()
+        self._round = 1 + start_step // self._job.channels[0].H
+        self._misfortune.pass_(self._round, BEFORE_INNER)
         self._exchanges.give_back()
         s = self._inner.settings
         batches = Batches(
@@ -190,6 +206,8 @@ class Rank:
             elapsed = time.perf_counter() - began
             self._latest = (done, steps, loss, done * per_step / max(elapsed, 1e-9))
             self._beats += 1
+            if done == max(1, steps // 2):
+                self._misfortune.pass_(self._round, MID_INNER)
 
         report = self._inner.train(start_step, steps, batches, on_step, seconds)
         # Not the report itself: the driver would import torch and DeepSpeed to read it.
@@ -199,7 +217,11 @@ class Rank:
         """Encodes `B − θ`: statistics, then one payload per shard."""
         from ray_diloco.outer.payload import Meta
 
-        meta = Meta("contribution", {fragment: base_version}, self._job.settings.island, self._job.incarnation)
+        self._misfortune.called()
+        self._misfortune.pass_(self._round, BEFORE_SEND)
+        damage = self._misfortune.spoil()
+        incarnation = self._job.incarnation - (damage == STALE_EPOCH)
+        meta = Meta("contribution", {fragment: base_version}, self._job.settings.island, incarnation)
         self._exchanges.begin(fragment)
         payloads, squared, finite = [], 0.0, True
         for ranges in self._parts[fragment]:
@@ -210,6 +232,10 @@ class Rank:
             payloads.append(emission.payload)
             squared += emission.squared_norm
             finite = finite and emission.finite
+        self._misfortune.pass_(self._round, MID_SEND)
+        payloads = [spoiled(payload, damage) for payload in payloads]
+        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
+        self._misfortune.wait_at(self._round, BEFORE_COMMIT)
         return (EmitStats(tuple(p.nbytes for p in payloads), squared, finite), *payloads)
 
     def read(self) -> Sent:
@@ -224,11 +250,16 @@ class Rank:
     def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments from all shards' payloads; collective over the island."""
         self._calls += 1
+        self._misfortune.called()
+        self._misfortune.pass_(self._round, AFTER_COMMIT)
+        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
         self._exchanges.adopt(fragments, merged, payloads)
 
     def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of all fragments, whatever the rule of adoption; collective over the island."""
         self._calls += 1
+        self._misfortune.called()
+        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
         self._exchanges.join(fragments, payloads)
 
     def evaluate(self, blocks: Sequence[int], *payloads: np.ndarray) -> list[tuple[float, int]]:

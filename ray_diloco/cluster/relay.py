@@ -89,7 +89,9 @@ class Relays:
             pieces = await self._region(step, region, there, [intersect(cut.fragments[step.fragment], k) for k in kept])
             first = there[0][0]
             emission = Emission(pieces, first.emission.norm, True)
-            found.append((replace(first, island=region, emission=emission), math.fsum(f for _, f in there)))
+            found.append(
+                (replace(first, island=region, incarnation=0, emission=emission), math.fsum(f for _, f in there))
+            )
         return replace(movement, contributions=tuple(sorted(found, key=lambda pair: pair[0].island)))
 
     async def _region(

@@ -18,8 +18,10 @@ import ray
 
 from ray_diloco.blocks import CONTROL, Cut
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.outer.layout import Layout, shard_ranges
+from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, MID_SEND
 from ray_diloco.rounds.ports import SHARED
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class ShardSettings:
       anchors: names of the anchors of the main channel that it keeps.
       part, parts: which part of the elements it keeps, of how many.
       index, shards: its number and how many there are, for the names of its files.
+      faults: what goes wrong here on purpose.
     """
 
     layout: Layout
@@ -52,6 +55,7 @@ class ShardSettings:
     parts: int
     index: int
     shards: int
+    faults: Misfortunes = NO_FAULTS
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class ShardWork:
     """One movement of one anchor, as a shard is told of it.
 
     Attributes:
-      specs: per contribution, in sorted island order: island, factor, base version, number of its payloads.
+      specs: per contribution, in sorted island order: island, factor, base version, number of payloads, incarnation.
       extras: factors of the extra vectors of the merge rule.
       neighbours: how many payloads of neighbours' anchors follow those of the contributions, one each.
       own: which of them is this anchor.
@@ -79,7 +83,7 @@ class ShardWork:
     key: str
     anchor: str
     fragment: int
-    specs: tuple[tuple[str, float, int, int], ...]
+    specs: tuple[tuple[str, float, int, int, int | None], ...]
     extras: tuple[float, ...] = ()
     neighbours: int = 0
     own: int = 0
@@ -108,6 +112,7 @@ class Shard:
         from ray_diloco.outer.shard import AnchorShard
 
         torch.set_num_threads(1)
+        self._misfortune = Misfortune(settings.faults)
         self._settings = settings
         mine = shard_ranges(settings.layout, settings.parts)[settings.part]
         self._kept: dict[tuple[int, str], AnchorShard] = {}
@@ -184,17 +189,20 @@ class Shard:
           work: what to do.
           payloads: of all contributions, in the order of `specs`; then one of each neighbour's anchor.
         """
+        self._misfortune.pass_(round_of(work.key), MID_SEND)
+        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
         self._wait_for_older_writes()
         contributions, rest = _contributions(work, payloads)
         prepared, payload = self._of(work.fragment, work.anchor).prepare(
             work.key,
             work.fragment,
             contributions,
-            scale=[*(float(np.float32(factor)) for _, factor, _, _ in work.specs), *work.extras],
+            scale=[*(float(np.float32(factor)) for _, factor, *_ in work.specs), *work.extras],
             neighbours=[[one] for one in rest],
             own=work.own,
             idle=work.idle,
         )
+        self._misfortune.pass_(round_of(work.key), BEFORE_COMMIT)
         stats = ShardStats(prepared.version, payload.nbytes, prepared.squared_anchor_norm, prepared.squared_update_norm)
         return stats, payload
 
@@ -213,6 +221,8 @@ class Shard:
             for j in faster:
                 for number in self._settings.cuts[j].numbers:
                     self._kept[j, SHARED].rewrite(number, [payload])
+
+        self._misfortune.pass_(round_of(key), AFTER_COMMIT)
 
     def abort(self, key: str) -> None:
         """Forgets a prepared round."""
@@ -323,13 +333,18 @@ class Shard:
             write.exception(WRITE_DEADLINE_S)
 
 
+def round_of(key: str) -> int:
+    """The round that a key names; see `rounds.conclusions`."""
+    return int(key.split(".", 1)[0])
+
+
 def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[list[Contribution], Sequence[np.ndarray]]:
     """The contributions of a movement, and the payloads behind theirs."""
     from ray_diloco.outer.contribution import Contribution
 
     found, at = [], 0
-    for island, factor, base_version, count in work.specs:
-        found.append(Contribution(island, factor, base_version, tuple(payloads[at : at + count])))
+    for island, factor, base_version, count, incarnation in work.specs:
+        found.append(Contribution(island, factor, base_version, tuple(payloads[at : at + count]), incarnation))
         at += count
     return found, payloads[at:]
 

@@ -17,8 +17,10 @@ from ray_diloco.checkpoint.epochs import SUCCEEDED
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, rot
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import CheckpointError, ClusterError, DilocoError
+from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, MID_SEND
 from ray_diloco.rounds.ports import Journal, Snapshot
 
 
@@ -29,6 +31,7 @@ class StoreSettings:
     Attributes:
       sinks: what the sinks need to go on (run id of a mirror).
       epoch: of the driver.
+      faults: of the storage, on purpose.
     """
 
     run: str
@@ -39,6 +42,7 @@ class StoreSettings:
     deadline_s: float
     sinks: Mapping[str, Any]
     epoch: int | None = None
+    faults: Misfortunes = NO_FAULTS
 
 
 class RayStore:
@@ -60,6 +64,7 @@ class RayStore:
         self.storage, self.store, self.newest = storage, storage.open(), newest
         self._anchor, self._journal, self._settings = anchor, journal, settings
         self.trouble: str | None = None
+        self._misfortune = Misfortune(settings.faults)
         self._turn = asyncio.Lock()
         # The newest round that holds inner state of each island; it is kept as long as no newer one does.
         self._inner_in: dict[str, int] = {}
@@ -72,12 +77,16 @@ class RayStore:
         written = self._anchor.save(self.storage, snapshot.round)
         async with self._turn:
             try:
+                self._pass(snapshot.round, BEFORE_COMMIT)
                 files = await written
                 files += await self._inner_files(snapshot.round, inner)
                 await told
+                self._pass(snapshot.round, MID_SEND)
                 manifest = self._manifest(snapshot, files)
                 self.newest = await asyncio.to_thread(self.store.commit, manifest, epoch=self._settings.epoch)
                 self.trouble = None
+                if self._misfortune.pass_(snapshot.round, AFTER_COMMIT):
+                    await asyncio.to_thread(rot, self.store.url, self.newest)
                 self._anchor.durable(self.storage, self.newest)
                 self._inner_in |= {entry.island: snapshot.round for entry in files if entry.island is not None}
                 self._journal.event(
@@ -96,6 +105,10 @@ class RayStore:
                 await self._abandon(snapshot.round)
                 return
             await self._prune()
+
+    def _pass(self, round_: int, phase: str) -> None:
+        if self._misfortune.pass_(round_, phase):
+            raise CheckpointError(506, f"the storage fails in round {round_} at {phase}, on purpose", "see faults.plan")
 
     async def inner_of(self, island: str) -> Manifest | None:
         """The newest commit that holds inner state of an island: others may have committed since it was lost."""

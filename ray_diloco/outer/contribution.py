@@ -27,12 +27,14 @@ class Contribution:
       weight: weight in the mean, or factor; a contribution of weight 0 is not looked at.
       base_version: version of the anchor that it measured from.
       payloads: one array per rank; together they have each element of the fragment that the shard keeps once.
+      incarnation: that its payloads must be of; None: nobody knows.
     """
 
     island: str
     weight: float
     base_version: int
     payloads: tuple[Bytes, ...]
+    incarnation: int | None = None
 
 
 class BadContribution(SyncError):
@@ -126,6 +128,9 @@ def _check_header(
     meta, base = payload.header.meta, contribution.base_version
     if meta.island != contribution.island:
         raise SyncError(412, f"a payload of island {meta.island!r}", "offer payloads of the island's own ranks")
+    if contribution.incarnation not in (None, meta.incarnation):
+        what = f"a payload of incarnation {meta.incarnation} offered as one of {contribution.incarnation}"
+        raise SyncError(412, what, "a process that was replaced has sent it; let its successor train on")
     if dict(meta.versions) != {fragment: base}:
         what = f"a payload of versions {dict(meta.versions)} offered as version {base} of fragment {fragment}"
         raise SyncError(412, what, "offer each payload as what its header says")
