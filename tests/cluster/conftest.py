@@ -10,6 +10,24 @@ def place(cluster, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def warm(cluster):
+    """Processes that serve one run after the other."""
+    from warm_processes import Warm
+
+    processes = Warm()
+    yield processes
+    processes.end()
+
+
+@pytest.fixture(scope="session")
+def quick(warm, tmp_path_factory):
+    """A place for runs that nothing befalls, on those processes."""
+    from warm_processes import QuickPlace
+
+    return QuickPlace(tmp_path_factory.mktemp("quick"), warm)
+
+
+@pytest.fixture(scope="session")
 def straight(place):
     """A run that nobody interrupted, with which others are compared.
 

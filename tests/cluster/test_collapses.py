@@ -26,9 +26,9 @@ STEPWISE = {"inner.H": 1, "run.rounds": 8, "evaluate.every": 0, **SGD}
 MEAN = {"outer.kind": "sgd", "outer.lr": 1.0}
 
 
-def plain_training(place, optimizer, *, steps, batch, clip=0.0, lr=None):
+def plain_training(quick, optimizer, *, steps, batch, clip=0.0, lr=None):
     """The model after each step of ordinary training on `batch` sequences, in the order that islands take them."""
-    config = place.config()
+    config = quick.config()
     corpus = prepare(config.data, config.tokenizer)
     model, blocks = build_model(config.model, corpus.vocab_size, corpus.eos_id, 32, 0), corpus.open()
     parameters = list(model.parameters())
@@ -77,33 +77,33 @@ def plain_training(place, optimizer, *, steps, batch, clip=0.0, lr=None):
         ),
     ],
 )
-def test_one_inner_step_of_sgd_is(place, name, settings, optimizer):
-    run = place.train(name.replace(" ", "-"), STEPWISE | settings)
+def test_one_inner_step_of_sgd_is(quick, name, settings, optimizer):
+    run = quick.train(name.replace(" ", "-"), STEPWISE | settings)
     # Two islands with two sequences each are one batch of four.
-    expected = plain_training(place, optimizer, steps=8, batch=4)
+    expected = plain_training(quick, optimizer, steps=8, batch=4)
     for r in range(9):
         assert distance(anchor(run.folder, r), expected[r]) < 1e-6
     assert distance(expected[0], expected[8]) > 1e-2
 
 
 @pytest.fixture(scope="module")
-def alone(place):
+def alone(quick):
     """One island whose anchor is simply where it ended."""
-    return place.train("alone", {"islands.count": 1, **MEAN})
+    return quick.train("alone", {"islands.count": 1, **MEAN})
 
 
-def test_one_island_with_outer_rate_one_is_plain_training(place, alone):
+def test_one_island_with_outer_rate_one_is_plain_training(quick, alone):
     def warm_up(step):
         return 0.01 * min(1.0, (step + 1) / 6)
 
-    expected = plain_training(place, decayed(0.1), steps=12, batch=2, clip=1.0, lr=warm_up)
+    expected = plain_training(quick, decayed(0.1), steps=12, batch=2, clip=1.0, lr=warm_up)
     for r in range(4):
         assert distance(anchor(alone.folder, r), expected[4 * r]) < 1e-6
 
 
-def test_islands_with_equal_data_are_one_island(place, alone):
+def test_islands_with_equal_data_are_one_island(quick, alone):
     settings = {f"islands.overrides.{i}.data_settings": {"name": f"of-{i}"} for i in ("i0", "i1")}
-    twins = place.train("twins", MEAN | settings)
+    twins = quick.train("twins", MEAN | settings)
     assert all(equal(anchor(twins.folder, r), anchor(alone.folder, r)) for r in range(4))
     assert all(equal(*(contribution(twins.folder, r, i) for i in ("i0", "i1"))) for r in (1, 2, 3))
     ledgers = manifest(twins.folder)["ledger"]
@@ -112,11 +112,11 @@ def test_islands_with_equal_data_are_one_island(place, alone):
     assert twins["tokens_committed"] == 2 * alone["tokens_committed"]
 
 
-def test_federated_averaging_of_parameters_by_tokens(place):
+def test_federated_averaging_of_parameters_by_tokens(quick):
     """Two islands with sources, batches and ranks of their own."""
-    other = write_corpus(place.root / "other.txt", 40, seed=1)
+    other = write_corpus(quick.root / "other.txt", 40, seed=1)
     settings = {"islands.i1.data.path": str(other), "islands.i1.micro_batch": 3, "islands.i1.ranks": 2}
-    run = place.train("fedavg", MEAN | settings)
+    run = quick.train("fedavg", MEAN | settings)
     for r in (1, 2, 3):
         before = anchor(run.folder, r - 1)
         ends = {i: {n: before[n] - d for n, d in contribution(run.folder, r, i).items()} for i in ("i0", "i1")}

@@ -11,16 +11,17 @@ PAIR = HERE / "pair.yaml"
 
 
 @pytest.fixture
-def arguments(place):
-    settings = [f"{key}={value}" for key, value in place.common.items()]
-    return ["compare", "--config", str(PAIR), "--quiet", *settings]
+def arguments(quick, warm):
+    settings = [f"{key}={value}" for key, value in quick.common.items()]
+    with warm.runs():
+        yield ["compare", "--config", str(PAIR), "--quiet", *settings]
 
 
-def test_two_variants_are_trained_and_laid_side_by_side_and_are_not_trained_again(place, arguments, tmp_path):
+def test_two_variants_are_trained_and_laid_side_by_side_and_are_not_trained_again(quick, arguments, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- comparison: pair -->\n<!-- end of comparison -->\nafter\n")
     assert main([*arguments, "--write-docs", str(page)]) == 0
-    folder = place.folder("pair")
+    folder = quick.folder("pair")
     results = json.loads((folder / "compare.json").read_text())
     often, coded = results["variants"]
     assert [often["name"], coded["name"]] == ["often", "coded"]
@@ -38,7 +39,7 @@ def test_two_variants_are_trained_and_laid_side_by_side_and_are_not_trained_agai
     assert json.loads((folder / "compare.json").read_text())["variants"] == results["variants"]
 
 
-def test_a_run_that_was_made_with_other_settings_is_not_taken_for_a_variant(place, arguments, capsys):
+def test_a_run_that_was_made_with_other_settings_is_not_taken_for_a_variant(quick, arguments, capsys):
     assert main(arguments) == 0
     assert main([*arguments, "inner.lr=0.02"]) == 2
     assert "RD-151: " in (said := capsys.readouterr().err)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import events, lines
-from warm_processes import Warm
 
 import ray_diloco
 
@@ -46,26 +45,19 @@ RATES = {
 COLD = ("streaming", "noloco", "scaffold")
 
 
-@pytest.fixture(scope="module")
-def warm(place):
-    processes = Warm()
-    yield processes
-    processes.end()
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_published_method_trains_on_real_islands(place, warm, monkeypatch, name):
+def test_a_published_method_trains_on_real_islands(place, warm, name):
     H = 1 if name in EVERY_STEP else 24 if name == "decoupled" else 6
     settings = {
         "algorithm": name,
         "run.rounds": 12 if H == 1 else 2 if H == 24 else 4,
-        "run.name": name,
+        "run.name": f"preset-{name}",
         "islands.count": 1 if name in ALONE else 2,
         "inner.H": H,
     }
-    with nullcontext() if name in COLD else warm.runs(monkeypatch):
+    with nullcontext() if name in COLD else warm.runs():
         summary = ray_diloco.train(place.common | COMMON | settings | RATES.get(name, {}))
-    folder = place.folder(name)
+    folder = place.folder(f"preset-{name}")
     losses = [line["loss"] for line in lines(folder / "metrics.jsonl") if line["kind"] == "eval"]
     assert summary["status"] == "finished"
     assert losses[-1] < 5.4, "below that of guessing one of 258 tokens"

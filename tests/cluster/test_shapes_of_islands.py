@@ -25,9 +25,9 @@ ONE_AND_TWO = {
 
 
 @pytest.fixture(scope="module")
-def stages(place):
+def stages(quick):
     """The runs of all stages in fp32, by stage."""
-    return {stage: place.train(f"stage-{stage}", ONE_AND_TWO | {"inner.zero_stage": stage}) for stage in range(4)}
+    return {stage: quick.train(f"stage-{stage}", ONE_AND_TWO | {"inner.zero_stage": stage}) for stage in range(4)}
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -46,9 +46,9 @@ def test_every_stage_has_the_anchors_of_stage_zero(stages, stage):
     assert moved > 1e-2
 
 
-def test_bf16_stays_near_fp32(place, stages):
+def test_bf16_stays_near_fp32(quick, stages):
     alone = {"islands.count": 1, "run.rounds": 1, "inner.zero_stage": 1, "inner.precision": "bf16"}
-    run = place.train("bf16", without_islands(ONE_AND_TWO) | alone)
+    run = quick.train("bf16", without_islands(ONE_AND_TWO) | alone)
     assert equal(anchor(run.folder, 0), anchor(stages[1].folder, 0)), "masters begin with fp32 values, not rounded ones"
     exact, rounded = contribution(stages[1].folder, 1, "i0"), contribution(run.folder, 1, "i0")
     # bf16 has 8 bits: gradients are off by about 2⁻⁸ each, and AdamW may step the other way where they are tiny.

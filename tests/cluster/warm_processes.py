@@ -9,14 +9,17 @@ import asyncio
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import ray
+from cluster_runs import Place
 
-from ray_diloco import api
-from ray_diloco.cluster import anchor, fleet
+from ray_diloco.cluster import anchor, command, fleet
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.driver import Driver, Job
+from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import own_folders
 from ray_diloco.cluster.rank import Rank
 from ray_diloco.cluster.shard import Shard
@@ -25,7 +28,7 @@ from ray_diloco.config.show import config_yaml
 from ray_diloco.inner.environment import rank_environment
 
 
-class WarmRank(Rank):
+class WarmRank(fenced(Rank)):
     """A rank that becomes one of the next run."""
 
     def __init__(self):
@@ -34,7 +37,9 @@ class WarmRank(Rank):
     def renew(self, job, rank):
         if self._inner is not None:
             self._inner.close()
-        super().__init__(job, rank)
+        self._epoch = 0
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(job.settings.world)}
+        super().__init__(replace(job, orphan_s=0.0), rank)
 
 
 class WarmShard(Shard):
@@ -68,10 +73,10 @@ class Warm:
 
     def __init__(self):
         self._ranks = Pool(WarmRank, {"concurrency_groups": {"control": 1, "writing": 1}})
-        self._shards = Pool(WarmShard, {"concurrency_groups": {"writing": 1}})
+        self._shards = Pool(WarmShard, {"concurrency_groups": {"control": 1, "writing": 1}})
 
     @contextmanager
-    def runs(self, monkeypatch):
+    def runs(self):
         kill = ray.kill
 
         def give_back(handle, **options):
@@ -81,11 +86,11 @@ class Warm:
                     return
             kill(handle, **options)
 
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:
             patched.setattr(fleet, "RankActor", self._ranks)
             patched.setattr(anchor, "ShardActor", self._shards)
             patched.setattr(ray, "kill", give_back)
-            patched.setattr(api, "_drive", _drive)
+            patched.setattr(command, "drive", _drive)
             yield
         for pool in (self._ranks, self._shards):
             pool.free = list(pool.all)
@@ -95,9 +100,21 @@ class Warm:
             ray.kill(handle)
 
 
+class QuickPlace(Place):
+    """A place where `train` uses such processes."""
+
+    def __init__(self, root, processes):
+        super().__init__(root)
+        self._processes = processes
+
+    def train(self, name, settings=()):
+        with self._processes.runs():
+            return super().train(name, settings)
+
+
 def _drive(composed, corpora, heldout, display, stop):
     config = composed.config
-    storage = shared_storage(str(api._directory(config).path))
+    storage = shared_storage(str(Path(config.run.root, config.run.name)))
     try:
         return asyncio.run(Driver(Job(config, config_yaml(composed), corpora, heldout, storage, own_folders())).run())
     finally:
