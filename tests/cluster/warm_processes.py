@@ -16,7 +16,7 @@ import pytest
 import ray
 from cluster_runs import Place
 
-from ray_diloco.cluster import anchor, command, fleet
+from ray_diloco.cluster import command, fleet, keepers
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.driver import Driver, Job
 from ray_diloco.cluster.fence import fenced
@@ -88,7 +88,7 @@ class Warm:
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(fleet, "RankActor", self._ranks)
-            patched.setattr(anchor, "ShardActor", self._shards)
+            patched.setattr(keepers, "ShardActor", self._shards)
             patched.setattr(ray, "kill", give_back)
             patched.setattr(command, "drive", _drive)
             yield
