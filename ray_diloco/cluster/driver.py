@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray_diloco.blocks import channels_of, cuts_of, needs_layout
@@ -179,6 +179,8 @@ class Driver:
                 anchor.prestart()
             cuts = cuts_of(channels_of(config), await self._layout())
             rules = rules_of(config, job.corpora, job.heldout, books.position, cuts)
+            most = config.anchor.kept_gb * 1e9
+            rules = replace(rules, crowded=lambda: 0 < most < anchor.kept_bytes)
             journal.follow(rules.schedule)
             self._rounds = rules.schedule.rounds
             if books.manifest is None:

@@ -71,7 +71,7 @@ class RayStore:
 
     async def save(
         self, snapshot: Snapshot, inner: Mapping[str, Awaitable[Sequence[FileEntry]]], told: Awaitable[None]
-    ) -> None:
+    ) -> bool:
         """Makes a committed round durable; see `rounds.ports.Store`."""
         began = time.monotonic()
         written = self._anchor.save(self.storage, snapshot.round)
@@ -103,8 +103,9 @@ class RayStore:
                 self._anchor.not_durable(snapshot.round)
                 self._journal.event("checkpoint_failed", round=snapshot.round, reason=self.trouble)
                 await self._abandon(snapshot.round)
-                return
+                return False
             await self._prune()
+            return True
 
     def _pass(self, round_: int, phase: str) -> None:
         if self._misfortune.pass_(round_, phase):

@@ -198,6 +198,7 @@ BOUNDS: dict[str, Bound] = {
     "export.sample_tokens": _COUNT,
     "ray.num_cpus": _COUNT_OR_NONE,
     "deadlines.placement_s": _POSITIVE,
+    "anchor.kept_gb": _NOT_NEGATIVE,
     "deadlines.launch_s": _POSITIVE,
     "deadlines.train_s": _NOT_NEGATIVE,
     "deadlines.exchange_s": _POSITIVE,

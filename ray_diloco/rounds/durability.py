@@ -57,7 +57,7 @@ class Durability:
         round_ = self._position.round
         self._whole = dict(self._position.versions)
         wanted = self._rules.durable(round_)
-        if self.stopping and not wanted:
+        if (self.stopping or self._rules.crowded()) and not wanted:
             # Islands that have gone on, and did not know, could not say any more where they stood.
             beyond = set() if self._rules.exact else self._plans.beyond(Due(self._rules.last_fragment, round_))
             wanted = beyond <= self._commits.early(round_)

@@ -67,6 +67,7 @@ class Rules:
       min_islands: below this many living islands no new segment begins.
       checkpoint_every / evaluate_every: rounds between them (evaluate: 0 never).
       inner_every: rounds between commits that hold inner states.
+      crowded: so much is kept until the next durable commit that one is wanted now.
       max_lag: rounds that the newest durable commit may be behind before the run waits for it; 0: any number.
       retry_s: seconds between two attempts at a commit for which the run waits.
       evaluate_blocks / final_blocks: held-out blocks of an evaluation under way / at the end.
@@ -102,6 +103,7 @@ class Rules:
     guard: Guard = field(default_factory=Guard)
     inner_every: int = 1
     max_lag: int = 0
+    crowded: Callable[[], bool] = lambda: False
     retry_s: float = 10.0
 
     def __post_init__(self) -> None:

@@ -98,3 +98,15 @@ def test_inner_states_are_kept_every_so_many_rounds_at_a_stop_and_at_the_end():
     assert stopped.run() == "stopped"
     snapshot, *_, entries = stopped.manifests[-1]
     assert (snapshot.round, sorted(entries)) == (3, ["i0", "i1"])
+
+
+def test_a_commit_is_made_durable_early_when_too_much_is_kept_until_the_next():
+    counted = []
+
+    def crowded():
+        counted.append(None)
+        return len(counted) % 3 == 0
+
+    world = finish(World(rounds=10, changes={"checkpoint_every": 10, "crowded": crowded}))
+    assert durable(world) == [3, 6, 9, 10]
+    assert all(entries for *_, entries in world.manifests), "islands hand their inner state over when asked"
