@@ -194,6 +194,8 @@ class AnchorConfig:
 
     # Actors that hold the anchor and outer state; 0: one per island from 4 million parameters on, else one.
     shards: int = 0
+    # GB of contributions kept for the successor of a shard that dies, beyond which a commit is made durable early.
+    kept_gb: float = 4.0
 
 
 @dataclass
@@ -222,8 +224,6 @@ class CheckpointConfig:
     keep_last: int = 2
     # Also keep every n-th (0: none).
     keep_every: int = 0
-    # GB of contributions kept for the successor of a shard that dies, beyond which a commit is made durable early.
-    kept_gb: float = 4.0
     # Save each island's inner optimiser state with every commit, so that a resumed run equals an uninterrupted one.
     inner: bool = True
 
