@@ -22,6 +22,7 @@ from ray_diloco.config.blocks import (
 )
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.outer.layout import Layout, Ranges
+from ray_diloco.outer.pace import Pace, by_loss, by_rate
 from ray_diloco.outer.schedule import Lane, Schedule
 from ray_diloco.outer.stale import (
     ISLAND_SCALES,
@@ -140,7 +141,23 @@ def schedule_of(config: Config, cuts: Sequence[Cut], origin: tuple[int, int]) ->
     main, *others = cuts
     rounds = config.run.rounds * (len(island_names(config)) if is_free(config) else 1)
     lanes = tuple(Lane(cut.channel.H, _offsets(cut), cut.channel.delay) for cut in others)
-    return Schedule(main.channel.H, rounds, _offsets(main), main.channel.delay, origin, lanes)
+    return Schedule(main.channel.H, rounds, _offsets(main), main.channel.delay, origin, lanes, _pace_of(config))
+
+
+def _pace_of(config: Config) -> Pace | None:
+    """How rounds are laid out as the run goes; None where all are alike."""
+    from ray_diloco.inner.schedule import learning_rate_factor
+
+    schedule, inner = config.schedule, config.inner
+    if schedule.adaptive == "none" and not schedule.priority:
+        return None
+    total = inner.schedule.total_steps or config.run.rounds * inner.H
+    lengths = {
+        "none": None,
+        "loss": by_loss,
+        "rate": by_rate(lambda step: inner.lr * learning_rate_factor(inner.schedule, step, total), schedule.growth),
+    }
+    return Pace(lengths[schedule.adaptive], schedule.least, schedule.most, schedule.priority)
 
 
 def is_free(config: Config) -> bool:

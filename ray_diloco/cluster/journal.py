@@ -114,7 +114,7 @@ class RunJournal:
         )
         islands = [offer.island for offer, _ in offers]
         weights = {offer.island: weight for offer, weight in offers}
-        if due.fragment != self._main - 1:
+        if due.fragment != self._position.closing(due.round, self._main - 1):
             self.event(
                 "fragment_committed",
                 round=round_,

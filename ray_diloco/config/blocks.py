@@ -35,6 +35,15 @@ class ScheduleConfig:
     # Inner steps between emission and adoption (τ), and the same in rounds.
     delay: int = 0
     lag: int = 0
+    # none | loss (AdaComm: shorter as the loss falls) | rate (QSR: longer as the inner learning rate falls)
+    adaptive: str = "none"
+    # Bounds of an adaptive round in steps; most 0: none.
+    least: int = 1
+    most: int = 0
+    # α of QSR: a round has (growth / inner learning rate)² steps, at least H.
+    growth: float = 0.0
+    # Fragments that change faster go first in a round (with spread).
+    priority: bool = False
 
 
 @dataclass

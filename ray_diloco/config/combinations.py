@@ -28,7 +28,7 @@ def check_combinations(config: Config) -> None:
     """Refuses blocks that do not go together.
 
     Raises:
-      ConfigError: 132–147; see docs/errors.md.
+      ConfigError: 132–148; see docs/errors.md.
     """
     for rule in RULES:
         for refusal in rule(config):
@@ -325,6 +325,43 @@ def _turns(config: Config, row: Row) -> Refusals:
         )
 
 
+def _pace(config: Config, row: Row) -> Refusals:
+    schedule, at = row.schedule, f"{row.at}schedule"
+    wanted = [f"{at}.adaptive={schedule.adaptive}"] * (schedule.adaptive != "none")
+    wanted += [f"{at}.priority=true"] * schedule.priority
+    for setting in wanted:
+        if row.at or config.channels:
+            yield ConfigError(
+                148,
+                f"{setting} lays out rounds as the run goes; channels ({', '.join(config.channels)}) count fixed ones",
+                f"set {setting.partition('=')[0]} to its default, or leave out the channels",
+            )
+        if config.quorum.kind == "immediate":
+            yield ConfigError(
+                148,
+                f"{setting} lays out rounds for all islands, but with quorum.kind=immediate each goes at its own pace",
+                "set quorum.kind=all or at_least; inner.work=by_speed adapts the steps of single islands",
+            )
+    if schedule.priority and not (schedule.spread and row.fragments.kind in ("layers", "bins")):
+        yield ConfigError(
+            148,
+            f"{at}.priority=true orders fragments that take turns, and there are none",
+            f"set {at}.spread=true and {row.at}fragments.kind=layers or bins",
+        )
+    if schedule.adaptive == "rate" and not schedule.growth:
+        yield ConfigError(
+            148,
+            f"{at}.adaptive=rate with {at}.growth=0 never makes a round longer",
+            f"give {at}.growth a few times inner.lr: a round has (growth / inner learning rate)² steps",
+        )
+    if schedule.adaptive != "none" and 0 < schedule.most < schedule.least:
+        yield ConfigError(
+            148,
+            f"{at}.most={schedule.most} is less than {at}.least={schedule.least}",
+            f"raise {at}.most, or set it to 0 for no limit",
+        )
+
+
 def _buffer(config: Config, row: Row) -> Refusals:
     outer = row.outer
     buffer = outer.buffer or config.islands.count
@@ -354,5 +391,5 @@ RULES: tuple[Callable[[Config], Refusals], ...] = (
     _alone, _anchors, _immediate, _corrections, _work, _eager,
 )  # fmt: skip
 ROW_RULES: tuple[Callable[[Config, Row], Refusals], ...] = (
-    _ring, _relays, _enough, _scope, _down, _parameters, _scattered, _turns, _buffer, _momentum,
+    _ring, _relays, _enough, _scope, _down, _parameters, _scattered, _turns, _pace, _buffer, _momentum,
 )  # fmt: skip

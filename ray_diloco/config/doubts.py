@@ -87,6 +87,16 @@ def _late(config: Config, row: Row) -> Iterator[str]:
         )
 
 
+def _outgrown(config: Config, row: Row) -> Iterator[str]:
+    inner = config.inner.schedule
+    decays = inner.kind == "cosine" or (inner.kind == "wsd" and inner.decay_steps > 0)
+    if row.schedule.adaptive != "none" and decays and not inner.total_steps:
+        yield (
+            f"{row.at}schedule.adaptive={row.schedule.adaptive}: rounds will not have inner.H={row.H} steps each, but "
+            f"the inner rate falls as if there were {config.run.rounds * row.H} in all. Say inner.schedule.total_steps."
+        )
+
+
 def _mixed(config: Config, row: Row) -> Iterator[str]:
     overlap = row.schedule.delay + row.schedule.lag
     if row.adopt.kind == "mix" and row.adopt.alpha > 0 and not overlap and config.quorum.kind != "immediate":
@@ -161,5 +171,5 @@ def _unscaled(config: Config, row: Row) -> Iterator[str]:
 
 DOUBTS: tuple[Callable[[Config], Iterator[str]], ...] = (_compounding, _buffered, _raw, _proximal, _fresh, _claims)
 ROW_DOUBTS: tuple[Callable[[Config, Row], Iterator[str]], ...] = (
-    _late, _mixed, _kept, _rough, _relayed, _outvoted, _crowded, _trembling, _unscaled,
+    _late, _outgrown, _mixed, _kept, _rough, _relayed, _outvoted, _crowded, _trembling, _unscaled,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ray_diloco.config.blocks import CodecConfig, FragmentsConfig, OuterConfig
+from ray_diloco.config.blocks import CodecConfig, FragmentsConfig, OuterConfig, ScheduleConfig
 from ray_diloco.config.compose import compose
 from ray_diloco.config.groups import packaged_conf
 from ray_diloco.config.rows import Row, rows
@@ -70,13 +70,22 @@ def _cells(name: str) -> list[tuple[str, ...]]:
     ]
 
 
+def _length(row: Row) -> str:
+    adaptive = row.schedule.adaptive
+    return str(row.H) if adaptive == "none" else f"{row.H}, by {adaptive}"
+
+
+def _turns(schedule: ScheduleConfig) -> str:
+    return "fastest first" if schedule.priority else "in turn" * schedule.spread
+
+
 def _row(name: str, row: Row, inner: str, topology: str, quorum: str, stale: str) -> tuple[str, ...]:
     schedule, merge, adopt = row.schedule, row.merge, row.adopt
     return (
         name,
         inner,
-        _said(str(row.H), f"τ {schedule.delay}" * (schedule.delay > 0), f"lag {schedule.lag}" * (schedule.lag > 0)),
-        _said(_fragments(row.fragments), "in turn" * schedule.spread),
+        _said(_length(row), f"τ {schedule.delay}" * (schedule.delay > 0), f"lag {schedule.lag}" * (schedule.lag > 0)),
+        _said(_fragments(row.fragments), _turns(schedule)),
         _said(_codec(row.codec.up), f"down {_codec(row.codec.down)}" * (row.codec.down.kind != "fp32")),
         topology,
         quorum,

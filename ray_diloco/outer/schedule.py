@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from ray_diloco.outer.pace import Leg, Note, Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Schedule:
     delay: int = 0
     origin: tuple[int, int] = (0, 0)
     lanes: tuple[Lane, ...] = ()
+    # Length of rounds and order of fragments are found as the run goes; there are no lanes then.
+    pace: Pace | None = None
 
     @property
     def fragments(self) -> int:
@@ -158,14 +163,23 @@ class Course:
 
     def __init__(self, schedule: Schedule, step: int) -> None:
         self.schedule, self.start = schedule, step
-        self._boundaries = schedule.boundaries(step)
+        self._boundaries = self._laid_out()
         self._steps = [boundary.step for boundary in self._boundaries]
 
-    def __len__(self) -> int:
-        return len(self._boundaries)
+    def _laid_out(self) -> list[Boundary]:
+        """The boundaries that are known from the start."""
+        return self.schedule.boundaries(self.start)
+
+    def reaches(self, number: int) -> bool:
+        """Whether there is a boundary of this number, now that islands have come to the one before it."""
+        return number <= len(self._boundaries)
+
+    def over(self, number: int) -> bool:
+        """Whether there never will be."""
+        return not self.reaches(number)
 
     def boundary(self, number: int) -> Boundary:
-        """Boundary `number`, which ends segment `number`."""
+        """Boundary `number`, which ends segment `number`; there must be one."""
         return self._boundaries[number - 1]
 
     def begin(self, number: int) -> int:
@@ -174,5 +188,115 @@ class Course:
 
     def emission(self, due: Due) -> int:
         """Number of the boundary at which a round is emitted; 0 if that was before the start."""
-        step = self.schedule.emission_step(due)
+        step = self.emission_step(due)
         return bisect_left(self._steps, step) + 1 if step > self.start else 0
+
+    def emission_step(self, due: Due) -> int:
+        """The step at which a round is emitted; for one that was emitted before the start, any step before it."""
+        return self.schedule.emission_step(due)
+
+
+class PacedCourse(Course):
+    """A course whose rounds are laid out when they begin.
+
+    Args:
+      schedule: `H` is that of the first round.
+      pace: how rounds are laid out.
+      step: where the course begins.
+      round_: rounds that are over by then.
+      legs: rounds that have been laid out, oldest first; what is laid out is added here, and what is long past removed.
+      notes: what committed rounds came to, oldest first; read when a round is laid out.
+    """
+
+    def __init__(
+        self, schedule: Schedule, pace: Pace, step: int, round_: int, legs: list[Leg], notes: Sequence[Note]
+    ) -> None:
+        super().__init__(schedule, step)
+        self._pace, self._legs, self._notes = pace, legs, notes
+        self._lag, self._delay = divmod(schedule.delay, schedule.H)
+        if not legs:
+            # Until now rounds were those of the schedule; before the first there was nothing.
+            last = max(schedule.offsets)
+            legs.append(Leg(round_, tuple(step + (each - last if round_ else 0) for each in schedule.offsets)))
+        self._emissions: dict[Due, int] = {}
+        self._pending: defaultdict[int, tuple[list[Due], list[Due]]] = defaultdict(lambda: ([], []))
+        for leg in legs:
+            self._announce(leg)
+
+    def reaches(self, number: int) -> bool:
+        """See `Course.reaches`; lays out what is needed to know."""
+        while len(self._boundaries) < number:
+            here, last = self.begin(len(self._boundaries) + 1), self._legs[-1]
+            if last.end <= here and last.round < self.schedule.rounds:
+                self._announce(self._lay(last, here))
+            if not self._pending:
+                return False
+            step = min(self._pending)
+            emits, adopts = (tuple(sorted(each, key=_by_fragment)) for each in self._pending.pop(step))
+            self._boundaries.append(Boundary(step, (Stage(emits, adopts),)))
+            self._steps.append(step)
+        return True
+
+    def emission_step(self, due: Due) -> int:
+        """See `Course.emission_step`."""
+        return self._emissions.get(due, self.start)
+
+    def over(self, number: int) -> bool:
+        """See `Course.over`."""
+        known = len(self._boundaries) + len(self._pending)
+        return self._legs[-1].round >= self.schedule.rounds and number > known
+
+    def _laid_out(self) -> list[Boundary]:
+        return []
+
+    def _lay(self, last: Leg, here: int) -> Leg:
+        """The next round, from what is known for sure when islands stand at step `here`: what they have adopted."""
+        schedule, pace = self.schedule, self._pace
+        known = [note for note in self._notes if self._is_adopted(note, last, here)]
+        # A round is never over before what was emitted in the one before it is adopted.
+        H = max(pace.H(schedule.H, known, here), self._delay + 1)
+        # After a round has become shorter, the last fragments of the one before it still go first.
+        begin = max(min(last.emissions) + H, last.end + 1)
+        spread = max(schedule.offsets) > 0
+        order = pace.order(schedule.main, known)
+        emissions = {p: begin + (slot * H // schedule.main if spread else 0) for slot, p in enumerate(order)}
+        leg = Leg(last.round + 1, tuple(emissions[p] for p in range(schedule.main)))
+        self._legs.append(leg)
+        del self._legs[: -3 - self._lag]
+        return leg
+
+    def _is_adopted(self, note: Note, last: Leg, here: int) -> bool:
+        """True if islands that stand at step `here` have adopted what is noted: all know of it then."""
+        after = Due(note.fragment, note.round + self._lag)
+        return after.round <= last.round and self.emission_step(after) + self._delay <= here
+
+    def _announce(self, leg: Leg) -> None:
+        """Notes what is due by a round that has been laid out, so far as it lies ahead."""
+        for p, step in enumerate(leg.emissions):
+            due = Due(p, leg.round)
+            self._emissions[due] = step
+            if step > self.start:
+                self._pending[step][0].append(due)
+            self._adopts(Due(p, leg.round - self._lag), step + self._delay)
+        if leg.round < self.schedule.rounds:
+            return
+        for step in [step for step in self._pending if step > leg.end]:
+            for due in self._pending.pop(step)[1]:
+                self._adopts(due, leg.end)
+        for round_ in range(leg.round - self._lag + 1, leg.round + 1):
+            for p in range(self.schedule.main):
+                self._adopts(Due(p, round_), leg.end)
+
+    def _adopts(self, due: Due, step: int) -> None:
+        if due.round > 0 and step > self.start:
+            self._pending[step][1].append(due)
+
+
+def course_of(schedule: Schedule, step: int, round_: int, legs: list[Leg], notes: Sequence[Note]) -> Course:
+    """The course of a run from where it stands; see `PacedCourse`."""
+    pace = schedule.pace
+    return Course(schedule, step) if pace is None else PacedCourse(schedule, pace, step, round_, legs, notes)
+
+
+def _by_fragment(due: Due) -> tuple[int, int]:
+    return due.fragment, due.round

@@ -156,6 +156,8 @@ class Conclusions:
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
             merged = [offer for offer, _ in weighed]
             self._position.credit(due.fragment, prepared, merged)
+            if self._rules.schedule.pace is not None:
+                self._position.note(due.fragment, due.round, prepared, merged, self._rules.kept_rounds + 1)
             self._vetting.merged(due.fragment, merged)
             self._told.committed()
             outcome = Outcome(due.fragment, due.round, prepared, frozenset(o.island for o in merged))

@@ -58,8 +58,9 @@ class Durability:
         self._whole = dict(self._position.versions)
         wanted = self._rules.durable(round_)
         if (self.stopping or self._rules.crowded()) and not wanted:
+            closing = self._position.closing(round_, self._rules.last_fragment)
             # Islands that have gone on, and did not know, could not say any more where they stood.
-            beyond = set() if self._rules.exact else self._plans.beyond(Due(self._rules.last_fragment, round_))
+            beyond = set() if self._rules.exact else self._plans.beyond(Due(closing, round_))
             wanted = beyond <= self._commits.early(round_)
         if wanted:
             self._start(told)

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray_diloco.outer.schedule import Boundary, Course, Due, Stage
+from ray_diloco.outer.schedule import Boundary, Due, Stage, course_of
 from ray_diloco.rounds.members import Member
 from ray_diloco.rounds.ports import Journal, Work
 from ray_diloco.rounds.position import Position
@@ -141,20 +141,25 @@ class Plans(Planner):
 
     def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
         super().__init__(rules, position, members, journal)
-        self._course = Course(rules.schedule, position.step)
+        self._course = course_of(rules.schedule, position.step, position.round, position.legs, position.notes)
         self._frontier = 1
         self._planned: dict[int, dict[str, Work]] = {}
         self._concluded = dict.fromkeys(range(rules.schedule.main), position.round)
 
     def over(self, member: Member) -> bool:
         """See `Planner.over`."""
-        return self._next(member) > len(self._course)
+        return self._course.over(self._next(member))
 
     def take(self, member: Member, halt: Halt) -> Assignment | None:
         """See `Planner.take`."""
         index = self._next(member)
         halted = halt.everything or (halt.rounds and self._begins_a_round(index))
-        if member.name not in self._planned.get(index, {}) and not halted and self._may_plan(member, index):
+        if (
+            member.name not in self._planned.get(index, {})
+            and not halted
+            and self._may_plan(member, index)
+            and self._reaches(index)
+        ):
             self._plan(index)
             index = self._next(member)
         work = self._planned.get(index, {}).pop(member.name, None)
@@ -198,8 +203,11 @@ class Plans(Planner):
             round_ = min(self._concluded.values())
             if round_ > self._position.round:
                 ended = True
-                last = Due(self._rules.last_fragment, round_)
-                self._position.round, self._position.step = round_, self._rules.schedule.emission_step(last)
+                last = Due(self._position.closing(round_, self._rules.last_fragment), round_)
+                self._position.round, self._position.step = round_, self._course.emission_step(last)
+                if self._rules.schedule.pace is not None:
+                    # Whoever goes on with rounds of equal length counts them from here.
+                    self._position.origin = (0, round_, self._position.step)
         self.pulse()
         return ended
 
@@ -219,7 +227,17 @@ class Plans(Planner):
 
     def _begins_a_round(self, index: int) -> bool:
         before = self._course.boundary(index - 1).emits if index > 1 else ()
-        return index == 1 or any(due.fragment == self._rules.last_fragment for due in before)
+        usual = self._rules.last_fragment
+        return index == 1 or any(due.fragment == self._position.closing(due.round, usual) for due in before)
+
+    def _reaches(self, index: int) -> bool:
+        """Whether there is a segment `index`; rounds that are laid out to know it are told to the tape."""
+        legs = self._position.legs
+        before = legs[-1].round if legs else 0
+        there = self._course.reaches(index)
+        for leg in [leg for leg in legs if leg.round > before]:
+            self._journal.event("round_laid_out", round=leg.round, emissions=list(leg.emissions))
+        return there
 
     def _may_plan(self, member: Member, index: int) -> bool:
         ready = self.present()

@@ -7,9 +7,10 @@ keeps; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
+from ray_diloco.outer.pace import Leg, Note
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Tally
@@ -36,6 +37,8 @@ class Position:
       founded: False until version 0 of the anchor exists.
       claims: per offer, what it will be credited with.
       norms: by fragment, of the last contributions that were merged, oldest first.
+      legs: rounds as they were laid out, where that is decided as the run goes; oldest first, the last few.
+      notes: what committed rounds came to, for those decisions: the first one and the last few.
     """
 
     round: int = 0
@@ -50,12 +53,27 @@ class Position:
     founded: bool = False
     claims: dict[tuple[Due, str], Claim] = field(default_factory=dict)
     norms: dict[int, list[float]] = field(default_factory=dict)
+    legs: list[Leg] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def hold(self, H: int) -> tuple[int, int]:
         """Notes with which `H` the run goes on; returns the round and step from which on it has held."""
         if self.origin[0] != H:
             self.origin = (H, self.round, self.step)
         return self.origin[1], self.origin[2]
+
+    def closing(self, round_: int, usual: int) -> int:
+        """The fragment that is emitted last in a round: the `usual` one, where the order is not laid out anew."""
+        return next((leg.closing for leg in self.legs if leg.round == round_), usual)
+
+    def note(self, fragment: int, round_: int, prepared: Prepared, offers: Sequence[Offer], kept: int) -> None:
+        """Keeps what a committed round came to; of each fragment the last `kept`."""
+        tokens, steps = sum(offer.tokens for offer in offers), sum(offer.steps for offer in offers) / len(offers)
+        loss = sum(offer.loss * offer.tokens for offer in offers) / tokens
+        self.notes.append(Note(fragment, round_, loss, prepared.update_norm / steps))
+        mine = [note for note in self.notes[1:] if note.fragment == fragment]
+        for old in mine[:-kept]:
+            self.notes.remove(old)
 
     def tally(self, island: str) -> Tally:
         """The tally of an island, from its first mention on."""
@@ -94,6 +112,8 @@ class Position:
             "bytes_down": self.bytes_down,
             "origin": list(self.origin),
             "norms": {str(fragment): list(norms) for fragment, norms in sorted(self.norms.items())},
+            "legs": [[leg.round, *leg.emissions] for leg in self.legs],
+            "notes": [astuple(note) for note in self.notes],
             "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
         }
         ledgers = {source: ledger.to_json() for source, ledger in sorted(self.ledgers.items())}
@@ -120,6 +140,8 @@ class Position:
             bytes_down=counters["bytes_down"],
             origin=tuple(counters["origin"]),
             norms={int(fragment): list(norms) for fragment, norms in counters.get("norms", {}).items()},
+            legs=[Leg(round_, tuple(emissions)) for round_, *emissions in counters.get("legs", ())],
+            notes=[Note(*note) for note in counters.get("notes", ())],
             founded=True,
         )
 

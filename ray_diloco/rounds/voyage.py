@@ -133,7 +133,7 @@ class Voyage:
             await self._hand_over(boundary)
             self._left = boundary
             for due, outcome in adopted:
-                ended = due.fragment == self._rules.last_fragment and due.round > self._waters.resumed
+                ended = self._closes(due) and due.round > self._waters.resumed
                 if ended and self._rules.evaluated(due.round):
                     await self._evaluate(due.round, self._rules.evaluate_blocks, outcome)
         # What it trained for rounds that closed without it.
@@ -314,7 +314,7 @@ class Voyage:
         """Hands the inner state to the commits that wait for it, or will."""
         rounds = set(self._commits.owed(self._member.name))
         if boundary is not None and not self._rules.free:
-            last = [due.round for due in boundary.emits if due.fragment == self._rules.last_fragment]
+            last = [due.round for due in boundary.emits if self._closes(due)]
             rounds |= {round_ for round_ in last if self._waters.durability.wants_inner(round_)}
         versions = None if self._rules.exact else dict(self._member.versions)
         for round_ in sorted(rounds):
@@ -334,12 +334,16 @@ class Voyage:
         if await self._waters.evaluations[round_].share(self._island):
             self._waters.journal.evaluated(round_, self._waters.evaluations[round_].losses())
 
+    def _closes(self, due: Due) -> bool:
+        """True for the fragment that is emitted last in its round."""
+        return due.fragment == self._position.closing(due.round, self._rules.last_fragment)
+
     def _book(self, adopted: Sequence[tuple[Due, Outcome]], timing: Timing) -> None:
         tally = self._position.tally(self._member.name)
         tally.train_s += timing.train_s
         tally.wall_s += timing.wall_s
         self._member.timing = self._member.timing.followed_by(timing)
-        ended = [due for due, _ in adopted if due.fragment == self._rules.last_fragment]
+        ended = [due for due, _ in adopted if self._closes(due)]
         for due in ended[-1:]:
             self._waters.journal.island_round(due, self._member.name, self._member.timing)
             self._member.timing = Timing()

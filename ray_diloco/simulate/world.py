@@ -256,7 +256,9 @@ class World:
     def committed(self, due: Due, prepared: Prepared, seconds: float, offers: Sequence[tuple[Offer, float]]) -> None:
         """See `Journal.committed`."""
         self.event(
-            "round_committed" if due.fragment == self.rules.last_fragment else "fragment_committed",
+            "round_committed"
+            if due.fragment == self.position.closing(due.round, self.rules.last_fragment)
+            else "fragment_committed",
             round=due.round,
             fragment=due.fragment,
             version=prepared.version,

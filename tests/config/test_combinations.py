@@ -111,6 +111,19 @@ REFUSED = {
     "more layers than steps": (
         141, ["inner.H=2", "fragments.kind=layers", "fragments.size=1", "schedule.spread=true"], "3 fragments", "raise",
     ),
+    "a pace beside channels": (
+        148, [*SCAFFOLD, "schedule.adaptive=loss"], "channels (control)", "schedule.adaptive to its default",
+    ),
+    "a pace of a channel": (148, ["channels.fast.schedule.adaptive=loss"], "channels.fast.schedule.adaptive", "leave out"),
+    "a pace for islands that have their own": (148, [*ASYNC, "schedule.adaptive=loss"], "own pace", "by_speed"),
+    "an order of one": (148, ["schedule.priority=true"], "schedule.priority=true", "schedule.spread=true"),
+    "an order of fragments that go together": (
+        148, ["schedule.priority=true", "fragments.kind=bins"], "take turns", "schedule.spread=true",
+    ),
+    "growth of nothing": (148, ["schedule.adaptive=rate"], "schedule.growth=0", "times inner.lr"),
+    "bounds that cross": (
+        148, ["schedule.adaptive=loss", "schedule.least=9", "schedule.most=5"], "schedule.most=5", "raise schedule.most",
+    ),
     "controls with adamw": (142, [*SCAFFOLD, "inner.optimizer.name=adamw"], "name=adamw", "inner.optimizer.name=sgd"),
     "controls with momentum": (142, [*SCAFFOLD, "inner.optimizer.momentum=0.9"], "momentum=0.9", "momentum=0"),
     "controls that nobody sends": (
@@ -169,6 +182,8 @@ ACCEPTED = {
     "feedback on a random mask": ["codec.up.kind=mask", "codec.up.feedback=true"],
     "a delay just below a round": ["inner.H=10", "schedule.delay=9"],
     "as many turns as steps": ["inner.H=24", "fragments.kind=bins", "schedule.spread=true"],
+    "turns by change": ["inner.H=24", "fragments.kind=bins", "schedule.spread=true", "schedule.priority=true"],
+    "rounds that grow": ["schedule.adaptive=rate", "schedule.growth=0.01", "schedule.most=500"],
     "together, more fragments than steps": ["inner.H=2", "fragments.kind=bins"],
     "a correction that clips nothing": ["inner.correction=fedprox", "inner.zero_stage=1", "inner.clip=0"],
     "keys that the kind does not read": ["fragments.count=1000", "merge.byzantine=9", "outer.c=1", "codec.up.k=9999"],

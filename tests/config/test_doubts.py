@@ -19,6 +19,9 @@ WARNED = {
         ["merge.kind=geometric_median", "merge.byzantine=1", "islands.count=3"], "quorum.weights=tokens", "uniform",
     ),
     "a merge that is late": (["schedule.lag=1", "inner.H=30"], "schedule.lag=1 with rounds of 30 steps", "own_fresh"),
+    "a decay that ends elsewhere": (
+        ["schedule.adaptive=loss", "inner.schedule.kind=cosine"], "schedule.adaptive=loss", "inner.schedule.total_steps",
+    ),
     "a mix without delay": (["adopt.kind=mix"], "schedule.delay=0", "elastic averaging"),
     "islands that never meet": (["adopt.kind=keep"], "of 2 islands never meet", "average"),
     "few values and no feedback": (["codec.up.kind=topk"], "codec.up.kind=topk", "codec.up.feedback=true"),

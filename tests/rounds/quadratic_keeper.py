@@ -94,15 +94,17 @@ class Keeper:
         self.world.movements[step.fragment, step.round] = {
             m.anchor: [(offer.island, offer.round, factor) for offer, factor in m.contributions] for m in step.movements
         }
-        moved, updates, norms = {}, {}, []
+        moved, updates, norms, updated = {}, {}, [], []
         for movement in step.movements:
             moved[movement.anchor], norm, sent = self.move(step, movement)
             norms.append(norm)
+            step_of = moved[movement.anchor].anchor - self.of(step.fragment, movement.anchor).anchor
+            updated.append(float(step_of @ step_of))
             piece = Piece(0, 8 * len(sent[1]), sent)
             updates[movement.anchor] = Update(step.fragment, step.version + 1, (piece,), step.round)
         assert step.key not in self.spare
         self.spare[step.key] = (step.fragment, moved)
-        return Prepared(step.key, updates, math.sqrt(math.fsum(norms) / len(norms)), 0.0)
+        return Prepared(step.key, updates, *(math.sqrt(math.fsum(each) / len(each)) for each in (norms, updated)))
 
     def move(self, step, movement):
         """An anchor after a movement: what is kept, its squared norm, and what is sent."""

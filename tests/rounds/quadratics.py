@@ -181,7 +181,7 @@ class World:
     def committed(self, due, prepared, seconds, offers):
         main = len(self.cuts[0].numbers)
         self.event(
-            "round_committed" if due.fragment == main - 1 else "fragment_committed",
+            "round_committed" if due.fragment == self.position.closing(due.round, main - 1) else "fragment_committed",
             round=due.round,
             fragment=due.fragment,
             version=prepared.version,

@@ -21,6 +21,16 @@ NESTED = ("algorithm=sparta_diloco", *THREE, "channels.sparta.fragments.p=0.25",
 SCAFFOLD = ("algorithm=scaffold", *THREE, "inner.H=3", "channels.control.H=3", "run.rounds=6")
 SPARSE = ("algorithm=sparseloco", *THREE, "codec.up.values=fp32", "codec.up.block=9", "codec.up.k=2", "inner.H=3")
 REBASED = (*STREAMING, "adopt.kind=rebase", "schedule.delay=2")
+BY_CHANGE = (*REBASED, "fragments.kind=layers", "fragments.size=1", "schedule.priority=true", "inner.H=6")
+SHORTER = (*DELAYED, "inner.H=5", "schedule.adaptive=loss", "schedule.least=2")
+LONGER = (
+    *STREAMING,
+    "schedule.adaptive=rate",
+    "schedule.growth=0.1",
+    "schedule.most=9",
+    "inner.schedule.warmup_steps=0",
+)
+LONGER += ("inner.schedule.kind=cosine", "inner.schedule.total_steps=40")
 SPEEDS = {"i0": 1.0, "i1": 1.7, "i2": 2.9}
 
 IN_STEP = {
@@ -34,6 +44,9 @@ IN_STEP = {
     "sparse": SPARSE,
     "sparse and delayed": (*SPARSE, "schedule.lag=1"),
     "noloco": NOLOCO,
+    "by change": BY_CHANGE,
+    "shorter": SHORTER,
+    "longer": LONGER,
     "eager": EAGER,
 }
 AT_OWN_PACE = {
@@ -346,3 +359,23 @@ def test_an_anchor_waits_for_its_island_to_come_back(method):
     before, after = (world.anchors_after[merged.index(["i0", "i2"]) + k][1]["i1"] for k in (-1, 0))
     assert (method == "eager") == (before.tolist() != after.tolist())
     assert world.model.shape == (DIM,)
+
+
+def test_rounds_shorten_as_the_loss_falls():
+    world = finished(World("algorithm=diloco", *THREE, "inner.H=8", "run.rounds=6", "schedule.adaptive=loss"))
+    ends = [max(event["emissions"]) for event in world.events if event["event"] == "round_laid_out"]
+    lengths = [after - before for before, after in zip((0, *ends), ends, strict=False)]
+    losses = [np.mean([t.loss for r, _, t in world.metrics if r == round_]) for round_ in range(1, 7)]
+    assert lengths == [8, *(int(np.ceil(8 * np.sqrt(loss / losses[0]))) for loss in losses[:-1])]
+    assert lengths[-1] < 8
+
+
+def test_the_fragment_whose_anchor_moved_fastest_goes_first():
+    world = finished(World(*BY_CHANGE, "schedule.delay=0", "adopt.kind=overwrite", "run.rounds=9"))
+    legs = [event["emissions"] for event in world.events if event["event"] == "round_laid_out"]
+    anchors = {p: [kept[""] for fragment, kept in world.anchors_after if fragment == p] for p in range(len(legs[0]))}
+    for k in range(2, 9):
+        moved = {p: np.linalg.norm(after[k - 1] - after[k - 2]) for p, after in anchors.items()}
+        rates = {p: moved[p] / (legs[k - 1][p] - legs[k - 2][p]) for p in moved}
+        assert sorted(rates, key=lambda p: -rates[p]) == sorted(rates, key=lambda p: legs[k][p])
+    assert len({tuple(np.argsort(leg)) for leg in legs}) > 1

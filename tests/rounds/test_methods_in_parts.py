@@ -72,14 +72,14 @@ def test_delayed_adopts_a_merge_rounds_later(lag):
 
 
 def test_cocodc_without_compensation_is_anchor_and_local_progress():
-    settings = ("inner.H=6", "run.rounds=4", "schedule.delay=2", "adopt.strength=0")
+    settings = ("inner.H=6", "run.rounds=4", "schedule.delay=2", "adopt.strength=0", "schedule.priority=false")
     world = ran("cocodc", *THREE, *PLAIN, *settings)
     outer = nesterov_of(STRIDED, 0.4, 0.9)
     same(world.model, overlapped(world, STRIDED, (0, 3), 6, 4, 2, outer, lambda now, sent, A: A + now - sent))
 
 
 def test_cocodc_shortens_steps_where_the_anchor_went_ahead():
-    settings = ("inner.H=6", "run.rounds=4", "schedule.delay=2", "adopt.strength=40")
+    settings = ("inner.H=6", "run.rounds=4", "schedule.delay=2", "adopt.strength=40", "schedule.priority=false")
     world = ran("cocodc", *THREE, *PLAIN, *settings)
 
     def adopt(now, sent, A):
