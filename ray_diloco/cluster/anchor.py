@@ -200,7 +200,7 @@ class RayAnchor:
                 raise TooFew(bad.what) from bad
             if island is None:
                 raise
-            raise ContributionRefused(island, bad.what) from bad
+            raise ContributionRefused(island, bad.what, bad.number) from bad
         except ClusterError as failed:
             island = _owner_of_lost(failed.__cause__, offers)
             if island is None:

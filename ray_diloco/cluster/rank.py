@@ -220,7 +220,9 @@ class Rank:
         self._misfortune.called()
         self._misfortune.pass_(self._round, BEFORE_SEND)
         damage = self._misfortune.spoil()
-        incarnation = self._job.incarnation - (damage == STALE_EPOCH)
+        incarnation = self._job.incarnation
+        if damage == STALE_EPOCH:
+            incarnation = abs(incarnation - 1)
         meta = Meta("contribution", {fragment: base_version}, self._job.settings.island, incarnation)
         self._exchanges.begin(fragment)
         payloads, squared, finite = [], 0.0, True
