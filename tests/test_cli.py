@@ -48,6 +48,7 @@ def test_the_surface_of_the_command_is_frozen() -> None:
         "compare": ["-h", "--help", "settings", "--config", "--conf-dir", "--write-docs", "--quiet"],
         "generate": ["-h", "--help", "run", "--root", "prompt", "--tokens", "--temperature", "--seed"],
         "evaluate": ["-h", "--help", "run", "--root"],
+        "doctor": ["-h", "--help", "settings", "--config", "--conf-dir", "--cluster", "--json"],
         "plan": ["-h", "--help", "settings", "--config", "--conf-dir", "--table", "--json"],
         "version": ["-h", "--help"],
     }
