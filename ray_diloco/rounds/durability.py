@@ -63,6 +63,8 @@ class Durability:
             wanted = beyond <= self._commits.early(round_)
         if wanted:
             self._start(told)
+        if self.stopping:
+            self._plans.pulse()
 
     async def stopped(self) -> None:
         """Returns when a requested stop may take place."""

@@ -46,6 +46,8 @@ class Planner(ABC):
         self._speeds: dict[str, float] = {}
         self._unlaunched = set(rules.initial)
         self._change = asyncio.Event()
+        # Whether anybody was ever given a segment.
+        self._opened = False
 
     @property
     def complete(self) -> bool:
@@ -68,6 +70,10 @@ class Planner(ABC):
     @abstractmethod
     def expected(self, due: Due) -> set[str]:
         """Islands whose offer a round can still count on."""
+
+    def expects(self, due: Due, name: str) -> bool:
+        """Whether an island is one of those."""
+        return name in self.expected(due)
 
     @abstractmethod
     def passed(self, due: Due) -> bool:
@@ -103,9 +109,10 @@ class Planner(ABC):
             self._speeds[name] = steps / seconds
 
     def launched(self, name: str) -> None:
-        """Notes that an island's first launch is over, well or not."""
+        """Notes that an island's first launch is over, well or not; nothing can be planned before all of them are."""
         self._unlaunched.discard(name)
-        self.pulse()
+        if self.begun:
+            self.pulse()
 
     def pulse(self) -> None:
         """Wakes everybody in `changed`."""
@@ -117,6 +124,7 @@ class Planner(ABC):
         await self._change.wait()
 
     def _work(self, member: Member, segment: int, start: int, steps: int) -> Work:
+        self._opened = True
         island = self._rules.islands[member.name]
         lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
         return Work(segment, start, steps, lease, self._rules.round_s)
@@ -125,8 +133,22 @@ class Planner(ABC):
         """Islands that train or could, in sorted order."""
         return [m for _, m in sorted(self._members.items()) if (m.sailing or m.joiner) and not m.leaving]
 
-    def _enough(self, ready: Sequence[Member]) -> bool:
-        return self.begun and len(ready) >= self._rules.min_islands
+    @property
+    def under_way(self) -> bool:
+        """True if somebody trains or has trained, who is still there and stays."""
+        return self._opened and any(m.sailing and not m.leaving for m in self._members.values())
+
+    def at_least(self, count: int) -> bool:
+        """True if so many islands train or could; it looks no further than it must."""
+        missing = count
+        for m in self._members.values() if missing > 0 else ():
+            missing -= (m.sailing or m.joiner) and not m.leaving
+            if missing <= 0:
+                break
+        return missing <= 0
+
+    def _enough(self) -> bool:
+        return self.begun and self.at_least(self._rules.min_islands)
 
     def _admitted(self, ready: Sequence[Member]) -> list[Member]:
         """Those of them that get a segment: joiners wait for one another if others are under way."""
@@ -168,8 +190,11 @@ class Plans(Planner):
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`."""
         last = self._course.emission(due)
-        sailing = (m for m in self._members.values() if m.sailing)
-        return {m.name for m in sailing if (m.segment or 0) <= last and m.first <= last}
+        return {m.name for m in self._members.values() if _comes_to(m, last)}
+
+    def expects(self, due: Due, name: str) -> bool:
+        """See `Planner.expects`."""
+        return _comes_to(self._members[name], self._course.emission(due))
 
     def passed(self, due: Due) -> bool:
         """See `Planner.passed`."""
@@ -222,12 +247,11 @@ class Plans(Planner):
         return index == 1 or any(due.fragment == self._rules.last_fragment for due in before)
 
     def _may_plan(self, member: Member, index: int) -> bool:
-        ready = self.present()
-        if not self._enough(ready):
+        if member.sailing and index in self._planned:
             return False
-        if member.sailing:
-            return index not in self._planned
-        return not any(m.sailing for m in ready)
+        if not member.sailing and self.under_way:
+            return False
+        return self._enough()
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
@@ -243,6 +267,11 @@ class Plans(Planner):
             plan[member.name] = self._work(member, index, start, until - start)
         self._journal.event("round_opened", segment=index, step=start, until=until, islands=sorted(plan))
         self.pulse()
+
+
+def _comes_to(member: Member, index: int) -> bool:
+    """Whether an island is under way to the end of a segment, or at it."""
+    return member.sailing and (member.segment or 0) <= index and member.first <= index
 
 
 class FreePlans(Planner):
@@ -264,7 +293,7 @@ class FreePlans(Planner):
         """See `Planner.take`."""
         self._under_way.discard(member.name)
         rules, position = self._rules, self._position
-        if halt.everything or halt.rounds or not self._enough(self.present()):
+        if halt.everything or halt.rounds or not self._enough():
             return None
         if position.round + len(self._under_way) >= rules.schedule.rounds:
             return None
@@ -313,7 +342,9 @@ class FreePlans(Planner):
         if ended:
             self._under_way.discard(owner)
             self._position.round, self._position.step = due.round, self._step(due.round)
-        self.pulse()
+        if self.complete or self._rules.durable(due.round) or due.round % len(self._rules.islands) == 0:
+            # Others would find nothing changed: what one has contributed, another must not train again.
+            self.pulse()
         return ended
 
     def withdraw(self, name: str) -> None:
