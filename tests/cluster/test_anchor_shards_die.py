@@ -11,7 +11,7 @@ from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore, StoreSettings
 from ray_diloco.config.schema import Config
-from ray_diloco.errors import ClusterError, SyncError
+from ray_diloco.errors import CheckpointError, ClusterError, SyncError
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.layout import intersect, layout_of, shard_ranges
 from ray_diloco.outer.payload import Meta, Writer
@@ -53,8 +53,8 @@ def told():
     return done
 
 
-def store_of(world, folder):
-    settings = StoreSettings("r", "", {}, 2, 0, 5.0, {})
+def store_of(world, folder, epoch=None):
+    settings = StoreSettings("r", "", {}, 2, 0, 5.0, {}, epoch)
     return RayStore(Storage(str(folder)), None, world.anchor, world.tape, settings)
 
 
@@ -185,3 +185,18 @@ def test_a_write_that_fails_frees_nothing(straight, tmp_path):
     world, sent, store = run(tmp_path, Death("prepare", 4))
     assert sent == straight[1]
     assert store.newest is None and "checkpoint_failed" in world.tape.kinds()
+
+
+def test_a_driver_that_has_been_succeeded_cannot_commit_and_ends(tmp_path):
+    world = World(CHANNELS)
+
+    async def commit_when_another_has_taken_over():
+        await sail(world, tmp_path / "elsewhere")
+        store = store_of(world, tmp_path, epoch=1)
+        store.store.epochs.claim()
+        store.store.epochs.claim()
+        await store.save(Snapshot(4, 16, {0: 4}, {}, {}), {}, told())
+
+    with pytest.raises(CheckpointError, match="RD-565: this driver is of epoch 1, and one of epoch 2 has taken over"):
+        asyncio.run(commit_when_another_has_taken_over())
+    assert "checkpoint_failed" not in world.tape.kinds(), "it is no fault of the storage"
