@@ -59,9 +59,9 @@ class Probe:
     def __init__(self) -> None:
         self._listener = Listener()
 
-    def facts(self, node: str, region: str, address: str, paths: Sequence[str], gpus: bool) -> Facts:
-        """Facts of this machine, whose Ray node has that address."""
-        return gather(node, packages(), paths, gpus=gpus, region=region, ray=address)
+    def facts(self, node: str, region: str, address: str, other: str, paths: Sequence[str], gpus: bool) -> Facts:
+        """Facts of this machine, whose Ray node has that address and is to reach the other one."""
+        return gather(node, packages(), paths, gpus=gpus, region=region, ray=address, towards=other)
 
     def port(self) -> int:
         """Where this one listens."""
@@ -190,10 +190,12 @@ def _probe(node: Mapping[str, Any]) -> Any:
 def _meet(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]) -> tuple[list[Node], list[Check]]:
     """The nodes that answer, and a line for each that does not."""
     paths, gpus = local_paths(config), config.islands.gpus_per_rank > 0
-    asked = {
-        name: (probe.facts.remote(name, _region(node), _address(node), paths, gpus), probe.port.remote())
-        for name, (node, probe) in probes.items()
-    }
+    addresses = [_address(node) for node, _ in probes.values()]
+    asked = {}
+    for name, (node, probe) in probes.items():
+        own = _address(node)
+        other = next((address for address in addresses if address != own), own)
+        asked[name] = probe.facts.remote(name, _region(node), own, other, paths, gpus), probe.port.remote()
     found, silent = [], []
     for name, (node, probe) in probes.items():
         facts, port = (_answered(ref, ANSWER_S) for ref in asked[name])

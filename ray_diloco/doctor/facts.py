@@ -88,7 +88,14 @@ class Facts:
 
 
 def gather(
-    node: str, packages: Iterable[str], paths: Iterable[str], *, gpus: bool = False, region: str = "", ray: str = ""
+    node: str,
+    packages: Iterable[str],
+    paths: Iterable[str],
+    *,
+    gpus: bool = False,
+    region: str = "",
+    ray: str = "",
+    towards: str = _ELSEWHERE,
 ) -> Facts:
     """The facts of this machine.
 
@@ -97,7 +104,8 @@ def gather(
       packages: whose versions are wanted.
       paths: where room is needed; the nearest folder that exists is looked at.
       gpus: ask torch for accelerators.
-      region, ray: what the Ray node of this process says of itself.
+      region, ray: region and address of the Ray node of this process.
+      towards: address of another machine, to which the route is looked up.
     """
     return Facts(
         node,
@@ -110,14 +118,14 @@ def gather(
         {path: _free(Path(path)) for path in paths},
         _free(_SHM) if _SHM.is_dir() else None,
         _gpus() if gpus else None,
-        _addresses(ray),
+        _addresses(ray, towards),
         _tcp(),
         time.time(),
     )
 
 
-def _addresses(ray: str) -> Addresses:
-    route = _own_address(_ELSEWHERE)
+def _addresses(ray: str, towards: str) -> Addresses:
+    route = _own_address(towards)
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     of: dict[str, list[Any]] = psutil.net_if_addrs()
     gloo = next((a.address for a in of.get(interface, ()) if a.family == socket.AF_INET), "")

@@ -103,13 +103,18 @@ def check_clocks(nodes: Sequence[tuple[str, float]]) -> list[Check]:
     return checks or [passed("clocks", "", f"{len(nodes)} node(s) differ by at most {show_seconds(most)}")]
 
 
-def window_limit_mbit(tcp: Tcp, rtt_s: float) -> float:
-    """What one connection can carry at most: the smaller of both buffers over the time there and back, in Mbit/s.
+def window_bytes(tcp: Tcp) -> int:
+    """Most bytes that one connection has on its way; 0: not known.
 
-    Linux uses half of a receive buffer for its own books, so the window is at most the other half
-    (tcp_adv_win_scale=1).
+    Linux uses half of a receive buffer for its own books, so its window is at most the other half
+    (tcp_adv_win_scale=1); a send buffer holds what was not acknowledged.
     """
-    window = min((b for b in (tcp.receive_bytes // 2, tcp.send_bytes) if b), default=0)
+    return min((b for b in (tcp.receive_bytes // 2, tcp.send_bytes) if b), default=0)
+
+
+def window_limit_mbit(tcp: Tcp, rtt_s: float) -> float:
+    """What one connection can carry at most: its window in each time there and back, in Mbit/s."""
+    window = window_bytes(tcp)
     return window * 8 / rtt_s / 1e6 if window and rtt_s else math.inf
 
 
@@ -124,15 +129,21 @@ def check_link(link: Measured, tcp: Tcp) -> Check:
     if link.one_mbit >= _ONE_STREAM * link.several_mbit:
         return passed("link", where, said)
     if link.one_mbit >= _NEAR_LIMIT * limit:
-        needed = math.ceil(2 * link.several_mbit * 1e6 / 8 * link.rtt_s)
         said += (
-            f"; a connection has at most {show_bytes(tcp.receive_bytes // 2)} on its way, "
+            f"; a connection has at most {show_bytes(window_bytes(tcp))} on its way, "
             f"which is {show_number(limit)} Mbit/s at this distance"
         )
-        sizes = f'"4096 131072 {needed}"'
-        mend = f"sysctl -w net.core.rmem_max={needed} net.core.wmem_max={needed} net.ipv4.tcp_rmem={sizes} " + (
-            f"net.ipv4.tcp_wmem={sizes}"
-        )
-        return Check("link", where, "warn", said, mend)
+        return Check("link", where, "warn", said, _larger_buffers(tcp, link))
     mend = "several connections fill it; for one: sysctl -w net.ipv4.tcp_congestion_control=bbr"
     return Check("link", where, "warn", f"{said}; losses or slow start hold one stream back", mend)
+
+
+def _larger_buffers(tcp: Tcp, link: Measured) -> str:
+    """The buffers that let one connection carry what several do, of those that are too small."""
+    on_its_way = math.ceil(link.several_mbit * 1e6 / 8 * link.rtt_s)
+    settings = []
+    if tcp.send_bytes < on_its_way:
+        settings.append(f'net.ipv4.tcp_wmem="4096 16384 {on_its_way}"')
+    if tcp.receive_bytes < 2 * on_its_way:
+        settings.append(f'net.ipv4.tcp_rmem="4096 131072 {2 * on_its_way}"')
+    return f"sysctl -w {' '.join(settings)}" if settings else "several connections fill it"

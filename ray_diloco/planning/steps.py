@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ray_diloco.config.plan import site_of
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.planning.remembered import recall, remember
+from ray_diloco.planning.sites import site_of
 from ray_diloco.provenance.digest import digest_json
 from ray_diloco.provenance.environment import processor_name
 
@@ -23,7 +23,7 @@ MOST_TIMED = 20_000_000
 def step_seconds(config: Config, parameters: int) -> tuple[dict[str, float], str]:
     """Seconds of a step of each island, and where they are from: given, an earlier run, timed, or unknown (empty)."""
     names = island_names(config)
-    given = {name: float(site_of(config.plan, name).step_seconds or 0.0) for name in names}
+    given = {name: float(site_of(config, name).step_seconds or 0.0) for name in names}
     if all(given.values()):
         return given, "given"
     known = recall(config.data.cache, FILE).get(step_key(config), {})

@@ -30,7 +30,7 @@ def test_regions_are_examined_measured_and_found_by_the_planner(two_regions, tmp
     assert {check.where for check in by_name["link"]} == {"eu to us", "us to eu"}
     assert {check.where for check in by_name["storage"]} == {"eu", "us"}
     assert by_name["same versions"][0].status == by_name["shared data"][0].status == "pass"
-    link, source = link_of(config.plan, "us", "eu", measured_links(config.data.cache))
+    link, source = link_of(config, "us", "eu", measured_links(config.data.cache))
     assert source == "measured" and link.up > 0 and link.down > 0 and link.rtt_s > 0
 
 

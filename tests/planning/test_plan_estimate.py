@@ -79,10 +79,18 @@ def test_steps_follow_the_time_of_a_round_and_the_speed_of_an_island():
 def test_links_that_are_given_win_over_those_that_were_measured():
     pair = {"rtt_ms": 90.0, "one_mbit": 40.0, "several_mbit": 80.0}
     measured = {"us>eu": pair, "eu>us": pair | {"several_mbit": 160.0}}
-    bare = compose(SETTINGS[:-1]).config.plan
+    bare = compose(SETTINGS[:-1]).config
     assert links.link_of(bare, "us", "eu", measured) == (Link(10e6, 20e6, 0.09), "measured")
-    assert links.link_of(config().plan, "us", "eu", measured) == (Link(4e6, 4e6, 0.0), "given")
+    assert links.link_of(config(), "us", "eu", measured) == (Link(4e6, 4e6, 0.0), "given")
     assert links.link_of(bare, "us", "eu", {}) == (Link(), "none")
+
+
+def test_islands_of_a_region_share_its_links():
+    c = compose(["islands.regions={eu: 1, us: 2}", "islands.count=3", "plan.anchor=eu-0"]).config
+    pair = {"rtt_ms": 90.0, "one_mbit": 40.0, "several_mbit": 80.0}
+    measured = {"us>eu": pair, "eu>us": pair}
+    assert links.link_of(c, "us-1", "eu-0", measured) == (Link(10e6, 10e6, 0.09), "measured")
+    assert links.link_of(c, "eu-0", "eu-0", measured) == (Link(), "none")
 
 
 def test_the_best_option_stays_within_the_budget_and_beats_plain_diloco():
