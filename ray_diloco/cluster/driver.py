@@ -24,6 +24,7 @@ from ray_diloco.cluster.build import (
     bundles,
     island_specs,
     journal_settings,
+    labels_of,
     misfortunes_of,
     rules_of,
     store_settings,
@@ -113,7 +114,8 @@ class Driver:
             round=round_,
             rounds=self._rounds,
             tokens=run.position.tokens if run else 0,
-            islands=tuple(self._island_view(name) for name in island_names(config)),
+            islands=tuple(self._island_view(name) for name in (run.shown if run else island_names(config))),
+            waiting_for=run.waiting if run else "",
             last_commit=journal.last_commit if journal else None,
             eval_loss=loss,
             eval_ppl=None if loss is None else perplexity(loss),
@@ -128,6 +130,20 @@ class Driver:
         if self._loop is not None:
             self._status = "stopping"
             self._loop.stop()
+
+    async def scale(self, asked: Mapping[str, int]) -> list[str]:
+        """Asks for numbers of islands by region; returns those that are wanted now."""
+        return self._sailing.scale(asked)
+
+    async def drain(self, island: str) -> None:
+        """Asks an island to leave."""
+        self._sailing.drain(island)
+
+    @property
+    def _sailing(self) -> Run:
+        if self._loop is None:
+            raise ClusterError(206, f"the run {self._config.run.name} is still starting", "ask again in a moment")
+        return self._loop
 
     async def _run(self, books: Books, storage: Storage) -> Summary:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
@@ -174,7 +190,8 @@ class Driver:
         """Runs the loop to its end, whatever that is."""
         config, job = self._config, self._job
         try:
-            check_feasible(bundles(config))
+            if config.islands.max <= config.islands.count:
+                check_feasible(bundles(config), {name: labels_of(config, name) for name in island_names(config)})
             if len(nodes()) == 1:
                 anchor.prestart()
             cuts = cuts_of(channels_of(config), await self._layout())
@@ -207,6 +224,7 @@ class Driver:
             )
             position, owes = books.position, books.owes_evaluation
             run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
+            fleet.noticed = lambda name: run.drain(name, "its machine is about to go", returns=True)
             self._status = "running"
             if self._stop_asked:
                 run.stop()

@@ -128,6 +128,7 @@ def heartbeat(view: RunView) -> str:
     if len(view.islands) > len(shown):
         doing.append(f"… {len(view.islands) - len(shown)} more islands")
     where = f"{view.status}, {view.round}/{view.rounds} rounds"
+    where += f", waiting for {view.waiting_for}" if view.waiting_for else ""
     eta = f" · {show_seconds(view.eta_s)} to go" if view.eta_s is not None else ""
     return f"… {where}{eta} · " + " · ".join(doing or ["no islands yet"])
 
