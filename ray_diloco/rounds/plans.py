@@ -166,6 +166,8 @@ class Plans(Planner):
         self._course = Course(rules.schedule, position.step)
         self._frontier = 1
         self._planned: dict[int, dict[str, Work]] = {}
+        # By segment: what is emitted after it and not concluded.
+        self._left: dict[int, set[Due]] = {}
         self._concluded = dict.fromkeys(range(rules.schedule.main), position.round)
 
     def over(self, member: Member) -> bool:
@@ -212,7 +214,11 @@ class Plans(Planner):
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
         index = self._course.emission(due)
-        self._frontier = max(self._frontier, index + 1)
+        # A segment is over when all that is emitted after it is: whoever comes may be needed for the rest.
+        left = self._left.setdefault(index, set(self._course.boundary(index).emits))
+        left.discard(due)
+        if not left:
+            self._frontier = max(self._frontier, index + 1)
         for old in [i for i in self._planned if i < self._frontier]:
             for name in list(self._planned[old]):
                 self._position.release([self._planned[old].pop(name).lease])
@@ -281,8 +287,8 @@ class FreePlans(Planner):
         super().__init__(rules, position, members, journal)
         self._resumed = position.round
         self._numbers = dict.fromkeys(range(rules.schedule.main), position.round)
+        # Islands that train for a round which has no number yet.
         self._under_way: set[str] = set()
-        self._owners: dict[Due, str] = {}
         self._segments = 0
 
     def over(self, member: Member) -> bool:
@@ -295,7 +301,7 @@ class FreePlans(Planner):
         rules, position = self._rules, self._position
         if halt.everything or halt.rounds or not self._enough():
             return None
-        if position.round + len(self._under_way) >= rules.schedule.rounds:
+        if self._numbers[rules.last_fragment] + len(self._under_way) >= rules.schedule.rounds:
             return None
         self._segments += 1
         member.segment = self._segments
@@ -315,9 +321,10 @@ class FreePlans(Planner):
     def numbered(self, due: Due, name: str) -> Due:
         """A round of its own."""
         self._numbers[due.fragment] += 1
-        due = Due(due.fragment, self._numbers[due.fragment])
-        self._owners[due] = name
-        return due
+        if due.fragment == self._rules.last_fragment:
+            # From here on it is a round, which ends whatever becomes of the island.
+            self._under_way.discard(name)
+        return Due(due.fragment, self._numbers[due.fragment])
 
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`: nobody but the one who has offered."""
@@ -338,9 +345,7 @@ class FreePlans(Planner):
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
         ended = due.fragment == self._rules.last_fragment and due.round > self._position.round
-        owner = self._owners.pop(due, "")
         if ended:
-            self._under_way.discard(owner)
             self._position.round, self._position.step = due.round, self._step(due.round)
         if self.complete or self._rules.durable(due.round) or due.round % len(self._rules.islands) == 0:
             # Others would find nothing changed: what one has contributed, another must not train again.
