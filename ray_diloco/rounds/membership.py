@@ -97,6 +97,8 @@ class Membership:
           ClusterError: RD-208, there is no such island.
         """
         if name not in self._members or not (name in self._asked_for or self._here(name)):
+            if returns:
+                return
             here = sorted(name for name in self._members if self._here(name))
             raise ClusterError(208, f"the run has no island {name!r}", f"islands: {', '.join(here) or 'none now'}")
         if returns:
