@@ -30,6 +30,7 @@ from ray_diloco.cluster.build import (
     store_settings,
 )
 from ray_diloco.cluster.calls import ActorFailed, actor, answer
+from ray_diloco.cluster.expectation import announce
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
@@ -157,7 +158,9 @@ class Driver:
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
+        announcing = asyncio.ensure_future(announce(config, anchor, journal))
         ending = await self._sail(books, anchor, durable, journal)
+        announcing.cancel()
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from ray_diloco.rounds.ports import SHARED
 
 if TYPE_CHECKING:
     from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+    from ray_diloco.config.schema import Config
     from ray_diloco.outer.contribution import Contribution
     from ray_diloco.outer.shard import AnchorShard
 
@@ -270,6 +271,14 @@ class Shard:
     def saved(self, round_: int) -> list[FileEntry]:
         """Waits for a write; returns its file entries.  May be asked again until the next write begins."""
         return self._writes[round_].result(WRITE_DEADLINE_S)
+
+    @ray.method(concurrency_group="writing")
+    def expect(self, config: Config) -> dict[str, float | None]:
+        """What a round of the run is expected to be: the fields of `planning.expected.Expected`."""
+        from ray_diloco.planning.expected import expected
+
+        # Not the object itself: the driver would import torch to read it.
+        return asdict(expected(config, self._settings.layout))
 
     @ray.method(concurrency_group="control")
     def alive(self) -> None:

@@ -22,6 +22,7 @@ from ray_diloco.observe.view import Level, Note
 EVENTS: dict[str, str] = {
     "run_started": "A run without a commit began (run, islands, rounds).",
     "run_resumed": "A run went on from its newest good commit (run, round, rounds, tokens).",
+    "run_expected": "What a round will be, as planned (bytes_up, bytes_down, round_s, train_s); times where known.",
     "log_repaired": "A line that a crash had torn was cut from the end of a log (file, bytes).",
     "metrics_truncated": "Metrics of rounds behind the commit that a run resumed from were dropped (round, lines).",
     "island_launching": "Placement and start of an island's ranks began (island, incarnation).",
