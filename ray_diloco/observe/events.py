@@ -46,6 +46,7 @@ EVENTS: dict[str, str] = {
     "round_committed": "The anchor moved (round, rounds, version, loss, islands, weights, tokens, bytes_up/_down).",
     "round_aborted": "A round was given up; anchor, version and ledger are as before it (round, fragment).",
     "checkpoint_written": "A commit became durable (round, bytes, write_s).",
+    "checkpoint_postponed": "The storage is slower than rounds; a later one is written instead (round, durable).",
     "checkpoint_failed": "A commit could not be made durable; the run goes on (round, reason).",
     "storage_awaited": "Too many rounds are not durable; no new round begins (round, durable, behind).",
     "storage_back": "Commits are durable again and the run goes on (durable, waited_s).",

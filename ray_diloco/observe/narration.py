@@ -43,6 +43,7 @@ SENTENCES: dict[str, str | None] = {
     ),
     "round_aborted": "round {round} given up: no contribution could be merged",
     "checkpoint_written": None,
+    "checkpoint_postponed": None,
     "checkpoint_failed": "checkpoint of round {round} failed[: {reason}]; the run goes on",
     "storage_awaited": "waiting for the storage: {behind} rounds are not durable[, the last that is is {durable}]",
     "storage_back": "round {durable} is durable, the run goes on[ after {waited_s}]",
