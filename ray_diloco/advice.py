@@ -23,6 +23,13 @@ Takes what train takes.  What only you know are keys of plan: plan.step_seconds=
 for one island plan.islands.us.up_mbit=100; see conf/config.yaml.  Links that the doctor measured are found by
 themselves.  --table computes published tables anew instead."""
 
+_DOCTOR_HELP = """\
+Says whether a run will work here: versions, memory, disk, /dev/shm, compilers, accelerators, addresses, ports, storage,
+data and tokenizer; with --cluster on every node of the cluster that ray.address or RAY_ADDRESS names, and also clocks,
+and the time and bandwidth between regions, which plan finds afterwards.
+
+Each line is ok, warn or FAIL, with what mends it.  Leaves with 0 where nothing failed, else with 3."""
+
 
 def add_commands(commands: Any) -> None:
     """Adds the commands to the parser's."""
@@ -36,6 +43,17 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--table", action="store_true", help="published bandwidths and utilisations, computed anew")
     plan.add_argument("--json", action="store_true", help="for scripts")
     plan.set_defaults(handler=_plan)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="whether a run will work here",
+        description=_DOCTOR_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run_arguments(doctor)
+    doctor.add_argument("--cluster", action="store_true", help="all nodes of the cluster and the links between them")
+    doctor.add_argument("--json", action="store_true", help="for scripts")
+    doctor.set_defaults(handler=_doctor)
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +77,22 @@ def _plan(arguments: argparse.Namespace) -> int:
     as_json = {"plan": asdict(made), "options": [asdict(option) for option in options]}
     _say(arguments.json, lambda: as_json, lambda: show_plan(made, options))
     return EXIT_FINISHED
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    config = _config(arguments)
+    from ray_diloco.doctor.record import exit_code, show_checks
+
+    if arguments.cluster:
+        from ray_diloco.cluster.doctor import examine_cluster
+
+        checks = examine_cluster(config)
+    else:
+        from ray_diloco.doctor.local import examine
+
+        checks = examine(config)
+    _say(arguments.json, lambda: [asdict(check) for check in checks], lambda: show_checks(checks))
+    return exit_code(checks)
 
 
 def _tables() -> dict[str, Any]:

@@ -265,10 +265,13 @@ def _finished(config: Config) -> Summary | None:
 
 def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
     """What a finished or stopped run leaves: export and sample, and a summary and report that have them."""
+    from ray_diloco.observe.lines import read_lines
     from ray_diloco.observe.report import write_report
     from ray_diloco.observe.summary import write_summary
+    from ray_diloco.planning.steps import remember_steps, steps_of_run
 
     directory, store = _directory(config), _store(config)
+    remember_steps(config, steps_of_run(read_lines(directory.metrics)))
     manifest = store.newest() if summary.anchor_digest else None
     if config.export.enabled and manifest is not None and summary.status == "finished":
         from ray_diloco.export import Vocabulary, export_run

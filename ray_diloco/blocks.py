@@ -95,6 +95,24 @@ def anchor_names(config: Config) -> tuple[str, ...]:
     return tuple(island_names(config)) if config.topology.anchors == "per_island" else (SHARED,)
 
 
+# From this many parameters on, one anchor shard per island pays for its process.
+PARAMETERS_PER_SHARD = 4_000_000
+
+
+def shard_count(anchors: Sequence[str], asked: int, islands: int, parameters: int) -> int:
+    """Actors that keep the anchor, or the anchors.
+
+    Args:
+      anchors: names of the anchors of the main channel.
+      asked: how many shall keep a shared one; 0: by the size of the model.
+      islands: of the run.
+      parameters: of the model.
+    """
+    if tuple(anchors) != (SHARED,):
+        return len(anchors)
+    return asked or (islands if parameters >= PARAMETERS_PER_SHARD else 1)
+
+
 @dataclass(frozen=True)
 class Cut:
     """A channel and its fragments in one model; they are numbered from `first` on, over all channels."""

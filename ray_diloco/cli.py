@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ray_diloco import steering
 from ray_diloco.advice import add_commands
 from ray_diloco.errors import (
     EXIT_FAILED,
@@ -105,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(evaluate)
     evaluate.set_defaults(handler=_evaluate)
 
+    steering.add_commands(commands)
     add_commands(commands)
     commands.add_parser("version", help="versions of this package and what it stands on").set_defaults(handler=_version)
     return parser

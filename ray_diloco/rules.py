@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_diloco.blocks import Cut, is_exact, is_free, quorum_of, schedule_of, topology_of, weigher_of
-from ray_diloco.config.schema import Config, InnerConfig, island_names
+from ray_diloco.config.schema import Config, InnerConfig, elastic, island_names, region_of, slot_names
 from ray_diloco.rounds.position import Position
-from ray_diloco.rounds.rules import IslandPlan, Rules
+from ray_diloco.rounds.rules import Guard, IslandPlan, Rules
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,29 @@ def rules_of(
       position: where it stands.
       cuts: its fragments.
     """
-    names = island_names(config)
+    names, slots, islands = island_names(config), slot_names(config), config.islands
+    # Those that may come later train on what the others do, if nothing else is said.
+    supplied = {name: supplies.get(name, supplies[names[0]]) for name in slots}
     blocks = range(heldout_blocks)
     under_way = blocks[: config.evaluate.blocks] if config.evaluate.blocks else blocks
     # At their own pace, every island's contribution is a round.
     each = len(names) if is_free(config) else 1
     return Rules(
-        islands={name: IslandPlan(supplies[name].source, blocks_per_step(config, name)) for name in names},
+        islands={
+            name: IslandPlan(supplied[name].source, blocks_per_step(config, name), region_of(config, name))
+            for name in slots
+        },
+        initial=tuple(names),
+        grows=islands.max > islands.count,
+        most=islands.max or len(slots),
+        fixed=not elastic(config),
+        joins=islands.joins,
+        drain_s=islands.drain_s,
+        away_s=islands.away_s,
+        guard=Guard(config.guard.norm, config.guard.loss, config.guard.strikes, config.guard.rounds * each),
         schedule=schedule_of(config, cuts, position.hold(config.inner.H)),
         quorum=quorum_of(config),
-        weigh=weigher_of(config, cuts, {name: supplies[name].blocks for name in names}),
+        weigh=weigher_of(config, cuts, {name: supplied[name].blocks for name in slots}),
         topology=topology_of(config),
         remembers=config.stale.own_fresh,
         max_age=config.stale.max_age,
@@ -54,10 +67,12 @@ def rules_of(
         exact=is_exact(config),
         min_islands=config.islands.min,
         checkpoint_every=config.checkpoint.every * each,
+        inner_every=config.checkpoint.inner_every * each,
+        max_lag=max(config.checkpoint.max_lag, 2 * config.checkpoint.every) * each * (config.checkpoint.max_lag > 0),
         evaluate_every=config.evaluate.every * each,
         evaluate_blocks=under_way,
         final_blocks=blocks,
-        evaluate_chunk=config.inner.micro_batch * max(ranks_of(config, name) for name in names),
+        evaluate_chunk=config.inner.micro_batch * max(ranks_of(config, name) for name in slots),
         max_losses=config.deadlines.losses,
     )
 

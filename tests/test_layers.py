@@ -20,6 +20,7 @@ INSIDE = {
     "rounds": {"rounds", "outer", "errors"},
     "inner": {"inner", "outer", "errors", "config", "data"},
     "planning": {"planning", "inner", "outer", "rounds", "errors", "blocks", "rules"} | set(SERVICES),
+    "doctor": {"doctor", "planning", "inner", "errors", "blocks", "rules"} | set(SERVICES),
     "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe", "blocks", "rules"},
 }
 OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}
@@ -71,7 +72,7 @@ def test_the_mathematics_and_the_protocol_know_no_files_clocks_or_processes(laye
     assert {path: names for path, names in known.items() if names} == {}
 
 
-@pytest.mark.parametrize("layer", ["outer", "rounds", "inner", "simulate", "planning", *SERVICES])
+@pytest.mark.parametrize("layer", ["outer", "rounds", "inner", "simulate", "planning", "doctor", *SERVICES])
 def test_nothing_below_the_cluster_imports_ray(layer: str) -> None:
     assert [str(p.relative_to(PACKAGE)) for p in modules_of(layer) if "ray" in outside_of(p)] == []
 

@@ -55,7 +55,7 @@ class Epochs:
         newest = self.newest()
         if newest > epoch:
             raise CheckpointError(
-                SUCCEEDED,
+                565,
                 f"this driver is of epoch {epoch}, and one of epoch {newest} has taken over the run in {self.url}",
                 "nothing: this driver ends and its successor goes on",
             )

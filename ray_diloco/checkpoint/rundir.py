@@ -101,6 +101,11 @@ class RunDirectory:
         return self.path / ".lock"
 
     @property
+    def address(self) -> Path:
+        """Says where the Ray of a run under way answers."""
+        return self.path / ".address"
+
+    @property
     def trace(self) -> Path:
         """Folder of the traced rounds."""
         return self.path / "trace"

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError
 
-from ray_diloco.blocks import Channel, Cut, cuts_of
+from ray_diloco.blocks import Channel, Cut, cuts_of, shard_count
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
@@ -42,8 +42,6 @@ from ray_diloco.rounds.ports import (
     Update,
 )
 
-# From this many parameters on, one anchor shard per island pays for its process.
-PARAMETERS_PER_SHARD = 4_000_000
 # Number of the error that a merge rule has fewer contributions than it needs.
 TOO_FEW = 431
 
@@ -118,6 +116,11 @@ class RayAnchor:
         return len(self._keepers) if self.shared else 1
 
     @property
+    def first_shard(self) -> Any:
+        """The actor of the first shard."""
+        return self._keepers[0].handle
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of contributions that are kept for successors of shards until the next durable commit."""
         return self._shards.kept_bytes
@@ -162,7 +165,8 @@ class RayAnchor:
             if manifest is not None:
                 check_layout(manifest, layout)
             self.cuts = cuts_of(self.settings.channels, layout)
-            count = self._count(layout)
+            s = self.settings
+            count = shard_count(s.anchors, s.shards, s.islands, layout.numel)
             near = [node_ids[k % len(node_ids)] for k in range(count)]
             self._actors += [self._start(near[k]) for k in range(len(self._actors), count)]
             each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
@@ -200,7 +204,7 @@ class RayAnchor:
                 raise TooFew(bad.what) from bad
             if island is None:
                 raise
-            raise ContributionRefused(island, bad.what) from bad
+            raise ContributionRefused(island, bad.what, bad.number) from bad
         except ClusterError as failed:
             island = _owner_of_lost(failed.__cause__, offers)
             if island is None:
@@ -369,12 +373,6 @@ class RayAnchor:
 
     async def _all(self, refs: Sequence[Any], what: str) -> list[Any]:
         return await answers(refs, what, self.settings.deadline_s)
-
-    def _count(self, layout: Layout) -> int:
-        if not self.shared:
-            return len(self.settings.anchors)
-        automatic = self.settings.islands if layout.numel >= PARAMETERS_PER_SHARD else 1
-        return self.settings.shards or automatic
 
     def _warn(self, text: str) -> None:
         if self._shards.journal is not None:

@@ -17,10 +17,10 @@ from ray_diloco.cluster.anchor import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
 from ray_diloco.cluster.journal import JournalSettings
 from ray_diloco.cluster.misfortune import Misfortunes
-from ray_diloco.cluster.placement import Bundle
+from ray_diloco.cluster.placement import Bundle, Labels
 from ray_diloco.cluster.rank import RankJob
 from ray_diloco.cluster.store import StoreSettings
-from ray_diloco.config.schema import Config, island_data, island_names
+from ray_diloco.config.schema import Config, island_data, island_names, region_of, slot_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.provenance.digest import digest_json
@@ -29,13 +29,22 @@ from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
 from ray_diloco.rules import Supply, inner_of, ranks_of
 
+# Of the resource that stands for a region: so little that a node with one of it holds any number of ranks.
+REGION_SHARE = 0.001
+
 # Merge rules that compare whole contributions.
 WHOLE_VECTORS = ("krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
 
 
 def bundles(config: Config) -> dict[str, tuple[Bundle, ...]]:
-    """What each island needs: one bundle per rank."""
-    return {name: tuple([_bundle(config)] * ranks_of(config, name)) for name in island_names(config)}
+    """What each island needs that a run begins with: one bundle per rank."""
+    return {name: _bundles(config, name) for name in island_names(config)}
+
+
+def labels_of(config: Config, name: str) -> Labels:
+    """What an island asks of its nodes."""
+    region = region_of(config, name)
+    return {config.islands.region_label: region} if region and not config.islands.region_resource else {}
 
 
 def cpus_needed(config: Config) -> float:
@@ -52,7 +61,8 @@ def rules_of(
     config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, position: Position, cuts: Sequence[Cut]
 ) -> Rules:
     """The rules of a run that goes on from a position."""
-    supplies = {name: Supply(source_name(corpus), corpus.train_blocks) for name, corpus in corpora.items()}
+    of = {name: corpora.get(name, heldout) for name in slot_names(config)}
+    supplies = {name: Supply(source_name(corpus), corpus.train_blocks) for name, corpus in of.items()}
     return rules.rules_of(config, supplies, heldout.heldout_blocks, position, cuts)
 
 
@@ -109,12 +119,11 @@ def island_specs(
     config: Config, corpora: Mapping[str, Corpus], heldout: Corpus, folders: tuple[str, ...] = ()
 ) -> dict[str, IslandSpec]:
     """How each island is built; `folders` are where a user's own modules are imported from."""
-    return {name: _spec(config, name, corpora[name], heldout, room, folders) for name, room in bundles(config).items()}
+    return {name: _spec(config, name, corpora.get(name, heldout), heldout, folders) for name in slot_names(config)}
 
 
-def _spec(
-    config: Config, name: str, corpus: Corpus, heldout: Corpus, room: tuple[Bundle, ...], folders: tuple[str, ...]
-) -> IslandSpec:
+def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, folders: tuple[str, ...]) -> IslandSpec:
+    room = _bundles(config, name)
     threads = config.islands.threads or max(1, math.floor(config.islands.cpus_per_rank))
     accelerator = "cuda" if config.islands.gpus_per_rank else "cpu"
     settings = RankSettings(
@@ -142,11 +151,18 @@ def _spec(
         channels=channels_of(config),
         folders=folders,
     )
-    return IslandSpec(room, threads, accelerator, job)
+    return IslandSpec(room, threads, accelerator, job, labels_of(config, name), region_of(config, name))
 
 
-def _bundle(config: Config) -> Bundle:
+def _bundles(config: Config, name: str) -> tuple[Bundle, ...]:
+    return tuple([_bundle(config, name)] * ranks_of(config, name))
+
+
+def _bundle(config: Config, name: str) -> Bundle:
     bundle = {"CPU": float(config.islands.cpus_per_rank)}
     if config.islands.gpus_per_rank:
         bundle["GPU"] = float(config.islands.gpus_per_rank)
+    region = region_of(config, name)
+    if region and config.islands.region_resource:
+        bundle[config.islands.region_resource.replace("{region}", region)] = REGION_SHARE
     return bundle

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.build import cpus_needed
+from ray_diloco.cluster.control import announced
 from ray_diloco.cluster.driver import DriverActor, Job
 from ray_diloco.cluster.imports import own_folders
 from ray_diloco.cluster.placement import release
@@ -67,7 +68,8 @@ def drive(
                 "wait for it, stop it, or choose another run.name",
             ) from None
         try:
-            return _watch(driver, display, stop)
+            with announced(_directory(config)):
+                return _watch(driver, display, stop)
         finally:
             # On a Ray that lives on, its name is free for the next run at once, and nothing of it stays.
             ray.kill(driver)

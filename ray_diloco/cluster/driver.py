@@ -24,11 +24,13 @@ from ray_diloco.cluster.build import (
     bundles,
     island_specs,
     journal_settings,
+    labels_of,
     misfortunes_of,
     rules_of,
     store_settings,
 )
 from ray_diloco.cluster.calls import ActorFailed, actor, answer
+from ray_diloco.cluster.expectation import announce
 from ray_diloco.cluster.fleet import FleetSettings, RayFleet
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
@@ -113,7 +115,8 @@ class Driver:
             round=round_,
             rounds=self._rounds,
             tokens=run.position.tokens if run else 0,
-            islands=tuple(self._island_view(name) for name in island_names(config)),
+            islands=tuple(self._island_view(name) for name in (run.shown if run else island_names(config))),
+            waiting_for=run.waiting if run else "",
             last_commit=journal.last_commit if journal else None,
             eval_loss=loss,
             eval_ppl=None if loss is None else perplexity(loss),
@@ -129,6 +132,20 @@ class Driver:
             self._status = "stopping"
             self._loop.stop()
 
+    async def scale(self, asked: Mapping[str, int]) -> list[str]:
+        """Asks for numbers of islands by region; returns those that are wanted now."""
+        return self._sailing.scale(asked)
+
+    async def drain(self, island: str) -> None:
+        """Asks an island to leave."""
+        self._sailing.drain(island)
+
+    @property
+    def _sailing(self) -> Run:
+        if self._loop is None:
+            raise ClusterError(206, f"the run {self._config.run.name} is still starting", "ask again in a moment")
+        return self._loop
+
     async def _run(self, books: Books, storage: Storage) -> Summary:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
         config, environment = self._config, environment_report()
@@ -141,7 +158,9 @@ class Driver:
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
+        announcing = asyncio.ensure_future(announce(config, anchor, journal))
         ending = await self._sail(books, anchor, durable, journal)
+        announcing.cancel()
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,
@@ -174,7 +193,8 @@ class Driver:
         """Runs the loop to its end, whatever that is."""
         config, job = self._config, self._job
         try:
-            check_feasible(bundles(config))
+            if config.islands.max <= config.islands.count:
+                check_feasible(bundles(config), {name: labels_of(config, name) for name in island_names(config)})
             if len(nodes()) == 1:
                 anchor.prestart()
             cuts = cuts_of(channels_of(config), await self._layout())
@@ -207,6 +227,7 @@ class Driver:
             )
             position, owes = books.position, books.owes_evaluation
             run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
+            fleet.noticed = lambda name: run.drain(name, "its machine is about to go", returns=True)
             self._status = "running"
             if self._stop_asked:
                 run.stop()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray_diloco.errors import ClusterError
 
-# Number of the error that says so.
+# Number of the error that says so, for those who catch it.
 SUPERSEDED = 224
 
 
@@ -27,7 +27,7 @@ def fenced(cls: type) -> type:
             newest = vars(self).get("_epoch", 0)
             if epoch < newest:
                 raise ClusterError(
-                    SUPERSEDED,
+                    224,
                     f"a call of the driver of epoch {epoch} came after the driver of epoch {newest} had taken over",
                     "this driver ends; its successor goes on",
                 )

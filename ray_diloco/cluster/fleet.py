@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -22,13 +22,14 @@ from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.fence import SUPERSEDED, Stamped
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
-from ray_diloco.cluster.placement import Bundle, reserve
+from ray_diloco.cluster.placement import Bundle, Labels, reserve
 from ray_diloco.cluster.rank import Description, Progress, RankActor, RankJob
+from ray_diloco.cluster.rooms import Rooms
 from ray_diloco.cluster.roster import Crew, rank_name, room_name
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
-from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError, InfeasibleError
+from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.rounds.faults import BEFORE_INNER, BEFORE_SEND, MID_INNER, MID_SEND
 from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
@@ -36,12 +37,14 @@ from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Jou
 
 @dataclass(frozen=True)
 class IslandSpec:
-    """How an island is built: room for each rank, environment of its processes, and what they do."""
+    """How an island is built: room for each rank, environment of its processes, what they do, and where."""
 
     bundles: tuple[Bundle, ...]
     threads: int
     accelerator: str
     job: RankJob
+    labels: Labels = field(default_factory=dict)
+    region: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class RayIsland:
     def progress(self) -> Progress:
         """Where rank 0 is."""
         return Progress(0, 0, 0, math.nan, 0.0) if self._watch is None else self._watch.progress
+
+    def tell(self, noticed: Callable[[], None]) -> None:
+        """Says whom to call when a rank hears that its machine is about to go."""
+        if self._watch is not None:
+            self._watch.noticed = noticed
 
     async def train(self, work: Work) -> Report:
         """Trains a segment on all ranks."""
@@ -276,6 +284,9 @@ class RayFleet:
         self._crews = dict(crews or {})
         self._H = next(iter(specs.values())).job.channels[0].H
         self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
+        self._rooms = Rooms(settings.run, settings.epoch)
+        # Called with the name of an island whose machine is about to go.
+        self.noticed: Callable[[str], None] | None = None
 
     async def launch(self, name: str, incarnation: int) -> RayIsland:
         """Starts an island from nothing to a rank that could train, or takes over one that lives."""
@@ -283,18 +294,12 @@ class RayFleet:
             return taken
         spec, settings = self._specs[name], self._settings
         room = room_name(settings.run, name, settings.epoch, incarnation)
-        try:
-            group = await reserve(room, name, spec.bundles, settings.deadlines.placement_s)
-        except InfeasibleError as error:
-            if incarnation == 0:
-                raise
-            raise IslandLost(error.what) from error
-        job = replace(
-            spec.job,
-            incarnation=incarnation,
-            orphan_s=settings.deadlines.orphan_s,
-            faults=settings.faults.of(name),
-        )
+        if (found := self._rooms.take(name)) is not None:
+            room, group = found
+        else:
+            group = await reserve(room, name, spec.bundles, settings.deadlines.placement_s, spec.labels)
+        faults, orphan_s = settings.faults.of(name), settings.deadlines.orphan_s
+        job = replace(spec.job, incarnation=incarnation, orphan_s=orphan_s, faults=faults)
         ranks = [
             RankActor.options(
                 name=rank_name(room, k, len(spec.bundles)),
@@ -315,6 +320,8 @@ class RayFleet:
 
     async def room(self, name: str) -> None:
         """Waits until there is room for an island, and keeps it for its launch."""
+        if name not in self._crews:
+            await self._rooms.seek(name, self._specs[name].bundles, self._specs[name].labels)
 
     async def retire(self, island: Island) -> None:
         """Ends an island; one that is gone already is no matter."""
@@ -350,6 +357,8 @@ class RayFleet:
             island.end()
             raise
         self.islands[island.name] = island
+        island.region = self._specs[island.name].region or island.region
+        island.tell(lambda: self.noticed(island.name) if self.noticed is not None else None)
         return island
 
     async def _restore_if_newest(self, island: RayIsland) -> None:

@@ -24,6 +24,7 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, spoiled
+from ray_diloco.cluster.notice import Notice
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
@@ -99,6 +100,8 @@ class Progress:
     steps: int
     loss: float
     tokens_per_s: float
+    # Its machine is about to go.
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Rank:
     def __init__(self, job: RankJob, rank: int) -> None:
         add_folders(job.folders)
         self._job, self._rank = job, rank
+        self._notice = Notice()
         self._store: TCPStore | None = None
         self._beats = self._calls = 0
         # Step of the segment, its length, loss and tokens per second.
@@ -220,7 +224,9 @@ class Rank:
         self._misfortune.called()
         self._misfortune.pass_(self._round, BEFORE_SEND)
         damage = self._misfortune.spoil()
-        incarnation = self._job.incarnation - (damage == STALE_EPOCH)
+        incarnation = self._job.incarnation
+        if damage == STALE_EPOCH:
+            incarnation = abs(incarnation - 1)
         meta = Meta("contribution", {fragment: base_version}, self._job.settings.island, incarnation)
         self._exchanges.begin(fragment)
         payloads, squared, finite = [], 0.0, True
@@ -315,7 +321,7 @@ class Rank:
         """Where this rank is; answers while it trains."""
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
-        return Progress(self._beats, step, steps, float(loss), tokens_per_s)
+        return Progress(self._beats, step, steps, float(loss), tokens_per_s, self._notice.given)
 
     def _end_as_orphan(self) -> None:
         """Ends the process when no driver has spoken to it for too long; nothing of a run may stay on a cluster."""

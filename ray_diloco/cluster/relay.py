@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
 
 from ray_diloco.blocks import Channel, Cut
@@ -22,6 +23,9 @@ from ray_diloco.cluster.rank import REGION_LABEL
 from ray_diloco.errors import ClusterError
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges
 from ray_diloco.rounds.ports import Emission, Movement, Offer, Piece, Step
+
+# How often a round is given to a relay of a region whose process dies.
+ATTEMPTS = 3
 
 
 class RelayWorker:
@@ -97,6 +101,24 @@ class Relays:
     async def _region(
         self, step: Step, region: str, there: Sequence[tuple[Offer, float]], kept: Sequence[Ranges]
     ) -> tuple[Piece, ...]:
+        left = ATTEMPTS
+        while True:
+            left -= 1
+            try:
+                return await self._merge(step, region, there, kept)
+            except ActorFailed as failed:
+                if not left or not isinstance(failed.cause, RayActorError):
+                    raise ClusterError(
+                        223,
+                        f"the relay of {region} failed: {failed}",
+                        "run the same command again: it goes on from the last commit",
+                    ) from failed.cause
+                # A relay remembers nothing, so another one merges the same.
+                self._workers.pop(region, None)
+
+    async def _merge(
+        self, step: Step, region: str, there: Sequence[tuple[Offer, float]], kept: Sequence[Ranges]
+    ) -> tuple[Piece, ...]:
         calls = []
         for part, ranges in enumerate(kept):
             if not ranges:
@@ -109,14 +131,7 @@ class Relays:
             flat = [handle for mine in handles for handle in mine]
             worker = self._worker(region)
             calls.append((part, *worker.merge.remote(step.fragment, part, ranges, step.version, specs, *flat)))
-        try:
-            sizes = await answers([size for _, size, _ in calls], f"merging in {region}", self._deadline_s)
-        except ActorFailed as failed:
-            raise ClusterError(
-                223,
-                f"the relay of {region} failed: {failed}",
-                "run the same command again: it goes on from the last commit",
-            ) from failed.cause
+        sizes = await answers([size for _, size, _ in calls], f"merging in {region}", self._deadline_s)
         return tuple(Piece(part, size, payload) for (part, _, payload), size in zip(calls, sizes, strict=True))
 
     def _worker(self, region: str) -> Any:

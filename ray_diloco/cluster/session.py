@@ -53,6 +53,27 @@ def ray_session(config: Config, cpus: float) -> Iterator[None]:
 
 
 @contextmanager
+def joined(address: str | None) -> Iterator[None]:
+    """Joins the Ray at an address for the length of the block; what this process has joined already stays.
+
+    Raises:
+      ClusterError: RD-201, nothing answers there.
+    """
+    if address is None or ray.is_initialized():
+        yield
+        return
+    # As a local Ray is started; a cluster that asks for a token says so in its environment.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    with _signal_handlers_kept():
+        _join(address)
+    try:
+        yield
+    finally:
+        with _signal_handlers_kept():
+            ray.shutdown()
+
+
+@contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
     """Undoes what Ray does to SIGTERM when it starts and ends: it would end the process on the spot."""
     if threading.current_thread() is not threading.main_thread():

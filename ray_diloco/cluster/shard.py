@@ -2,7 +2,7 @@
 
 Payloads arrive as read-only views of the object store and leave as return values, which the driver owns.  A commit is
 written by a thread from the live buffers, without a copy: they are not written again before the second next round is
-prepared, and that waits for the thread.
+prepared, and that takes other memory if a slow storage still has the thread reading.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +26,12 @@ from ray_diloco.rounds.ports import SHARED
 
 if TYPE_CHECKING:
     from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+    from ray_diloco.config.schema import Config
     from ray_diloco.outer.contribution import Contribution
     from ray_diloco.outer.shard import AnchorShard
+    from ray_diloco.outer.sides import Side
 
-# Seconds that a round waits for the previous commit but one to be on disk before it gives up.
+# Seconds that a commit may take to be written before whoever waits for it gives up.
 WRITE_DEADLINE_S = 600.0
 # In a file of outer state, the anchor itself where the file of the anchor holds what is published instead.
 ANCHOR = "anchor"
@@ -101,8 +103,8 @@ class Shard:
 
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
-        # Writes under way with the version that they read.
-        self._reading: list[tuple[int, Future[list[FileEntry]]]] = []
+        # Writes under way with the buffers that they read.
+        self._reading: list[tuple[set[Side], Future[list[FileEntry]]]] = []
 
     def build(self, settings: ShardSettings) -> None:
         """Makes room for the anchors of a model."""
@@ -191,9 +193,11 @@ class Shard:
         """
         self._misfortune.pass_(round_of(work.key), MID_SEND)
         self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
-        self._wait_for_older_writes()
+        kept = self._of(work.fragment, work.anchor)
+        if any(kept.spare_side(work.fragment) in sides for sides, write in self._reading if not write.done()):
+            kept.renew_spare(work.fragment)
         contributions, rest = _contributions(work, payloads)
-        prepared, payload = self._of(work.fragment, work.anchor).prepare(
+        prepared, payload = kept.prepare(
             work.key,
             work.fragment,
             contributions,
@@ -264,12 +268,21 @@ class Shard:
         outer = dict(self._outer())
         write = self._writer.submit(self._write, storage, round_, published, outer)
         self._writes = {r: w for r, w in self._writes.items() if not w.done()} | {round_: write}
-        self._reading = [(v, f) for v, f in self._reading if not f.done()] + [(self._version, write)]
+        sides = {side for kept in self._kept.values() for side in kept.live_sides()}
+        self._reading = [(read, w) for read, w in self._reading if not w.done()] + [(sides, write)]
 
     @ray.method(concurrency_group="writing")
     def saved(self, round_: int) -> list[FileEntry]:
         """Waits for a write; returns its file entries.  May be asked again until the next write begins."""
         return self._writes[round_].result(WRITE_DEADLINE_S)
+
+    @ray.method(concurrency_group="writing")
+    def expect(self, config: Config) -> dict[str, float | None]:
+        """What a round of the run is expected to be: the fields of `planning.expected.Expected`."""
+        from ray_diloco.planning.expected import expected
+
+        # Not the object itself: the driver would import torch to read it.
+        return asdict(expected(config, self._settings.layout))
 
     @ray.method(concurrency_group="control")
     def alive(self) -> None:
@@ -306,10 +319,6 @@ class Shard:
     def _main(self) -> AnchorShard:
         return self._kept[0, self._settings.anchors[0]]
 
-    @property
-    def _version(self) -> int:
-        return sum(version for kept in self._kept.values() for version in kept.versions.values())
-
     def _of(self, fragment: int, anchor: str) -> AnchorShard:
         k = self._channel_of(fragment)
         return self._kept[k, anchor if k == 0 else SHARED]
@@ -321,12 +330,6 @@ class Shard:
         """What the names of an anchor's outer state begin with; nothing for the one that all share."""
         parts = [f"@{self._settings.cuts[k].channel.name}/" if k else "", f"@{name}/" if name else ""]
         return "".join(parts)
-
-    def _wait_for_older_writes(self) -> None:
-        """Spare buffers hold the version before the live one; a thread may still be reading them."""
-        for version, write in self._reading:
-            if version < self._version:
-                write.exception(WRITE_DEADLINE_S)
 
     def _wait_for_writes(self) -> None:
         for _, write in self._reading:

@@ -109,7 +109,7 @@ class RayStore:
 
     def _pass(self, round_: int, phase: str) -> None:
         if self._misfortune.pass_(round_, phase):
-            raise CheckpointError(506, f"the storage fails in round {round_} at {phase}, on purpose", "see faults.plan")
+            raise CheckpointError(566, f"the storage fails in round {round_} at {phase}, on purpose", "see faults.plan")
 
     async def inner_of(self, island: str) -> Manifest | None:
         """The newest commit that holds inner state of an island: others may have committed since it was lost."""

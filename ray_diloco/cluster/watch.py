@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ class Watch:
     Attributes:
       lost: fails with `IslandLost` when a rank is lost; nothing else ends it.
       progress: of rank 0.
+      leaving: a rank has said that its machine is about to go.
+      noticed: called when that happens.
     """
 
     def __init__(self, name: str, ranks: Sequence[Any], heartbeat_s: float, silence_s: float) -> None:
@@ -46,6 +48,8 @@ class Watch:
         # An island may end before anybody asks what became of it.
         self.lost.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.progress = Progress(0, 0, 0, math.nan, 0.0)
+        self.leaving = False
+        self.noticed: Callable[[], None] | None = None
         self._name, self._ranks = name, ranks
         self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
         self._stepping: float | None = None
@@ -117,6 +121,9 @@ class Watch:
         self._heard[rank] = at
         if rank == 0:
             self.progress = progress
+        if progress.leaving and not self.leaving and self.noticed is not None:
+            self.leaving = True
+            self.noticed()
         if progress.beats != self._beats[rank] or stepping is None:
             self._beats[rank], self._stepped[rank] = progress.beats, at
             return

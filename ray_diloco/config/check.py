@@ -18,7 +18,7 @@ from ray_diloco.config.doubts import doubts
 from ray_diloco.config.functions import check_import_path
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, PLAN_NUMBERS, SIGNALS, Bound
-from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, island_data, island_names
+from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, elastic, island_data, island_names
 from ray_diloco.errors import ConfigError
 
 # The run's own exchange, beside its channels.
@@ -40,7 +40,7 @@ def check(config: Config) -> list[str]:
 
     Raises:
       ConfigError: 110 value not allowed, 111 number out of bounds, 112 something is missing, 113 unusable name,
-        114–121 and 132–147 combinations, 160 a plan of faults, 180 one of costs;
+        114–126 and 132–147 combinations, 160 a plan of faults, 180 one of costs;
         see docs/errors.md.
     """
     _check_tables(config)
@@ -116,7 +116,12 @@ def _check_bound(key: str, value: float, bound: Bound) -> None:
 
 
 def _check_names(config: Config) -> None:
-    named = {"run.name": [config.run.name], "islands.names": config.islands.names, "channels": list(config.channels)}
+    named = {
+        "run.name": [config.run.name],
+        "islands.names": config.islands.names,
+        "islands.regions": list(config.islands.regions),
+        "channels": list(config.channels),
+    }
     for key, names in named.items():
         for name in names:
             if not _NAME.fullmatch(name):
@@ -149,10 +154,11 @@ def _check_islands(config: Config) -> None:
             f"islands.count={islands.count}, but islands.names has {len(islands.names)}: {', '.join(islands.names)}",
             "make them equal, or leave one of them out",
         )
-    if islands.min > islands.count:
-        raise ConfigError(
-            116, f"islands.min={islands.min} is more than islands.count={islands.count}", "lower islands.min"
-        )
+    _check_regions(config)
+    most = max(islands.count, islands.max)
+    if islands.min > most:
+        what = f"islands.count={islands.count}" + (f" and islands.max={islands.max}" if islands.max else "")
+        raise ConfigError(116, f"islands.min={islands.min} is more than {what}", "lower islands.min")
     if 0 < islands.max < islands.count:
         raise ConfigError(
             116,
@@ -168,6 +174,33 @@ def _check_islands(config: Config) -> None:
                 raise ConfigError(
                     117, f"islands.{name}.data.{key} is set for one island", f"set data.{key} for all of them"
                 )
+
+
+def _check_regions(config: Config) -> None:
+    islands = config.islands
+    for region, count in islands.regions.items():
+        _check_bound(f"islands.regions.{region}", count, Bound(at_least=0))
+    if islands.regions and islands.names:
+        raise ConfigError(
+            123, "islands.regions and islands.names are both set", "take one of them out: regions name their islands"
+        )
+    together = sum(islands.regions.values())
+    if islands.regions and together != islands.count:
+        raise ConfigError(
+            124, f"islands.regions has {together} islands, but islands.count={islands.count}", "leave islands.count out"
+        )
+    if islands.region_resource and "{region}" not in islands.region_resource:
+        raise ConfigError(
+            126,
+            f"islands.region_resource={islands.region_resource} names no region",
+            'write "{region}" where the name of the region stands',
+        )
+    if islands.max > islands.count and not elastic(config):
+        raise ConfigError(
+            125,
+            f"islands.max={islands.max} lets islands come, but every island of this run has its own anchor or is alone",
+            "leave islands.max out, or set topology.anchors=shared",
+        )
 
 
 def _check_model(config: Config) -> None:

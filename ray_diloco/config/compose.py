@@ -14,7 +14,7 @@ from typing import Any
 from ray_diloco.config.groups import GROUPS, Search, group_leaves, search_path
 from ray_diloco.config.keys import dotted, nearest
 from ray_diloco.config.layers import Choice, Layer, read_arguments, read_experiment
-from ray_diloco.config.schema import Config, island_names
+from ray_diloco.config.schema import Config, island_names, slot_names
 from ray_diloco.config.tree import Leaf, Tree, put
 from ray_diloco.config.typed import DEFAULT_ORIGIN, Composed, leaf_values, typed
 from ray_diloco.config.yamlfile import KeyPath
@@ -117,8 +117,13 @@ def _forget(tree: Tree, group: str) -> None:
 def _lay_over(tree: Tree, search: Search, layer: Layer) -> None:
     """Puts the single values of a layer into the tree."""
     names, count = layer.leaves.get(("islands", "names")), ("islands", "count")
+    regions = [leaf for path, leaf in layer.leaves.items() if path[:2] == ("islands", "regions") and len(path) == 3]
     if names and isinstance(names.value, list) and names.value and count not in layer.leaves:
         put(tree, count, Leaf(len(names.value), names.origin, names.where))
+    if regions and count not in layer.leaves:
+        known = {path: leaf.value for path, leaf in (tree | layer.leaves).items() if path[:2] == ("islands", "regions")}
+        total = sum(value for path, value in known.items() if len(path) == 3 and isinstance(value, int))
+        put(tree, count, Leaf(total, regions[-1].origin, regions[-1].where))
     choosing = [path for path in layer.leaves if path[:2] == ("islands", "overrides") and path[3:] == ("data",)]
     written_out: set[KeyPath] = set() if layer.complete else set(choosing)
     for path in written_out:
@@ -143,8 +148,10 @@ def _choose_island_data(tree: Tree, search: Search, island: KeyPath, leaf: Leaf)
 def _check_overrides(config: Config, tree: Tree) -> None:
     """Refuses settings of an island that the run does not have."""
     names = island_names(config)
+    # Where nothing is said of others, a name that is not among these is a mistake.
+    slots = set(slot_names(config) if config.islands.max or config.islands.regions else names)
     for path, leaf in tree.items():
-        if path[:2] == ("islands", "overrides") and len(path) > 2 and path[2] not in names:
+        if path[:2] == ("islands", "overrides") and len(path) > 2 and path[2] not in slots:
             close = nearest(str(path[2]), names)
             meant = f"did you mean {close!r}? " if close else ""
             raise ConfigError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 class SiteConfig:
     """What differs for one island; unset keys are those of `plan`."""
 
-    # Region under which the doctor measured its links; default: the island's name.
+    # Region under which the doctor measured its links; default: that of islands.regions, else the island's name.
     region: str | None = None
     step_seconds: float | None = None
     up_mbit: float | None = None
@@ -43,22 +43,3 @@ class PlanConfig:
     # Part by which the loss may be higher than that of synchronous training, for the choice of H, codec and fragments.
     quality: float = 0.03
     islands: dict[str, SiteConfig] = field(default_factory=dict)
-
-
-def site_of(plan: PlanConfig, island: str) -> SiteConfig:
-    """What holds for one island: its own keys over those of all."""
-    own = plan.islands.get(island, SiteConfig())
-
-    def pick(mine: float | None, shared: float) -> float:
-        return shared if mine is None else mine
-
-    return SiteConfig(
-        own.region or island,
-        pick(own.step_seconds, plan.step_seconds),
-        pick(own.up_mbit, plan.up_mbit),
-        pick(own.down_mbit, plan.down_mbit),
-        pick(own.rtt_ms, plan.rtt_ms),
-        pick(own.dollars_per_hour, plan.dollars_per_hour),
-        pick(own.watts, plan.watts),
-        pick(own.grams_co2_per_kwh, plan.grams_co2_per_kwh),
-    )

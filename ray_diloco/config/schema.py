@@ -110,6 +110,8 @@ class InnerScheduleConfig:
     total_steps: int = 0
     # Learning rate at the end as a part of inner.lr (cosine, wsd with decay).
     final_ratio: float = 0.05
+    # Steps of warm-up of an island whose moments began anew in the middle of a run.
+    rewarm_steps: int = 10
 
 
 @dataclass
@@ -175,17 +177,43 @@ class IslandsConfig:
     count: int = 2
     # Names; default i0, i1, …
     names: list[str] = field(default_factory=list)
+    # Islands by region, as in {eu: 2, us: 1}; they are named eu-0, eu-1, us-0, and run on nodes with that label.
+    regions: dict[str, int] = field(default_factory=dict)
+    # Label of a node that says in which region it is.
+    region_label: str = "ray.io/availability-region"
+    # Resource that stands for the label, as in "region-{region}"; empty: the label counts.
+    region_resource: str = ""
     # Ranks (processes, accelerators) per island.
     ranks: int = 1
     # Islands below which no segment begins.
     min: int = 1
-    # Most islands that anybody may ask for; 0: no limit.
+    # Most islands; above count, others start as soon as there is room for them.  0: as many as are asked for.
     max: int = 0
+    # Islands that may join at a time; 0: any number.
+    joins: int = 4
+    # Seconds in which an island that is asked to leave may finish its segment.
+    drain_s: float = 60.0
+    # Seconds that its slot stays empty where it left because its machine goes.
+    away_s: float = 60.0
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
     # Threads of each rank; 0: cpus_per_rank.
     threads: int = 0
     overrides: dict[str, IslandOverrideConfig] = field(default_factory=dict)
+
+
+@dataclass
+class GuardConfig:
+    """Which contributions are bad though they can be read, and what becomes of who sends them."""
+
+    # Times the median norm of recent contributions above which one is refused; 0: any norm is taken.
+    norm: float = 30.0
+    # Times the usual inner loss above which an island goes back to the anchor; 0: none does.
+    loss: float = 3.0
+    # Bad contributions within `rounds` rounds after which an island is put into quarantine; 0: never.
+    strikes: int = 3
+    # Rounds that it stays there.
+    rounds: int = 10
 
 
 @dataclass
@@ -226,6 +254,10 @@ class CheckpointConfig:
     keep_every: int = 0
     # Save each island's inner optimiser state with every commit, so that a resumed run equals an uninterrupted one.
     inner: bool = True
+    # Rounds between commits that hold inner states.
+    inner_every: int = 1
+    # Rounds that may be made without being durable before the run waits for its storage; 0: any number.
+    max_lag: int = 20
 
 
 @dataclass
@@ -334,6 +366,7 @@ class Config:
     adopt: AdoptConfig = field(default_factory=AdoptConfig)
     # Further exchanges over the same parameters, by name.
     channels: dict[str, ChannelConfig] = field(default_factory=dict)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     anchor: AnchorConfig = field(default_factory=AnchorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -346,10 +379,39 @@ class Config:
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
+# Islands that anybody may ask for where islands.max does not say.
+SLOTS = 64
+
+
 def island_names(config: Config) -> list[str]:
-    """Names of the islands of a run, sorted: the order of every sum."""
-    names = list(config.islands.names) or [f"i{k}" for k in range(config.islands.count)]
-    return sorted(names)
+    """Names of the islands that a run begins with, sorted: the order of every sum."""
+    islands = config.islands
+    by_region = [f"{region}-{k}" for region, count in islands.regions.items() for k in range(count)]
+    return sorted(by_region or list(islands.names) or [f"i{k}" for k in range(islands.count)])
+
+
+def slot_names(config: Config) -> list[str]:
+    """Names of all islands that a run can have, in the order in which they come: first those that it begins with."""
+    first, islands = island_names(config), config.islands
+    if not elastic(config):
+        return first
+    most = islands.max or max(SLOTS, len(first))
+    others = [f"{region}-{k}" for k in range(most) for region in sorted(islands.regions)]
+    if others:
+        return [*first, *(name for name in others if name not in first)]
+    names = [*first, *(name for name in (f"i{k}" for k in range(len(first) + most)) if name not in first)]
+    return names[:most]
+
+
+def elastic(config: Config) -> bool:
+    """Whether a run can have other islands than it begins with: not where each has its own anchor, or is alone."""
+    return config.topology.anchors == "shared" and config.topology.kind != "none"
+
+
+def region_of(config: Config, name: str) -> str:
+    """The region that an island has to be in; empty: anywhere."""
+    region = name.rpartition("-")[0]
+    return region if region in config.islands.regions else ""
 
 
 def island_data(config: Config, name: str) -> DataConfig:

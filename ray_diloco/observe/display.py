@@ -128,6 +128,7 @@ def heartbeat(view: RunView) -> str:
     if len(view.islands) > len(shown):
         doing.append(f"… {len(view.islands) - len(shown)} more islands")
     where = f"{view.status}, {view.round}/{view.rounds} rounds"
+    where += f", waiting for {view.waiting_for}" if view.waiting_for else ""
     eta = f" · {show_seconds(view.eta_s)} to go" if view.eta_s is not None else ""
     return f"… {where}{eta} · " + " · ".join(doing or ["no islands yet"])
 
@@ -168,7 +169,22 @@ def _details(summary: Summary, folder: str) -> Iterator[tuple[str, str]]:
     if summary.utilisation is not None:
         time_line += f", islands trained {show_percent(summary.utilisation)} of their rounds"
     yield "time", time_line
+    if summary.expected is not None and summary.rounds:
+        yield "a round", _beside_the_plan(summary)
     if summary.export:
         yield "export", str(Path(folder, summary.export))
     if summary.report:
         yield "report", str(Path(folder, summary.report))
+
+
+def _beside_the_plan(summary: Summary) -> str:
+    """What a round was, and what it was expected to be."""
+    plan, n = summary.expected or {}, summary.rounds
+    words = [
+        f"{show_bytes(summary.bytes_up / n)} up (expected {show_bytes(plan['bytes_up'])})",
+        f"{show_bytes(summary.bytes_down / n)} down (expected {show_bytes(plan['bytes_down'])})",
+    ]
+    if plan["round_s"] and plan["train_s"] and summary.utilisation:
+        round_s = summary.train_s / summary.utilisation / n
+        words.append(f"{show_seconds(round_s)} (expected {show_seconds(plan['round_s'])})")
+    return ", ".join(words)

@@ -22,6 +22,7 @@ from ray_diloco.observe.view import Level, Note
 EVENTS: dict[str, str] = {
     "run_started": "A run without a commit began (run, islands, rounds).",
     "run_resumed": "A run went on from its newest good commit (run, round, rounds, tokens).",
+    "run_expected": "What a round will be, as planned (bytes_up, bytes_down, round_s, train_s); times where known.",
     "log_repaired": "A line that a crash had torn was cut from the end of a log (file, bytes).",
     "metrics_truncated": "Metrics of rounds behind the commit that a run resumed from were dropped (round, lines).",
     "island_launching": "Placement and start of an island's ranks began (island, incarnation).",
@@ -45,6 +46,7 @@ EVENTS: dict[str, str] = {
     "round_committed": "The anchor moved (round, rounds, version, loss, islands, weights, tokens, bytes_up/_down).",
     "round_aborted": "A round was given up; anchor, version and ledger are as before it (round, fragment).",
     "checkpoint_written": "A commit became durable (round, bytes, write_s).",
+    "checkpoint_postponed": "The storage is slower than rounds; a later one is written instead (round, durable).",
     "checkpoint_failed": "A commit could not be made durable; the run goes on (round, reason).",
     "storage_awaited": "Too many rounds are not durable; no new round begins (round, durable, behind).",
     "storage_back": "Commits are durable again and the run goes on (durable, waited_s).",

@@ -127,7 +127,12 @@ def _header(view: RunView) -> Table:
     header.add_column(no_wrap=True)
     header.add_column(justify="right", no_wrap=True)
     header.add_row(
-        Text.assemble((view.run, "bold"), "  ", (view.status, STATUS_STYLES.get(view.status, "green"))),
+        Text.assemble(
+            (view.run, "bold"),
+            "  ",
+            (view.status, STATUS_STYLES.get(view.status, "green")),
+            (f"  waiting for {view.waiting_for}" if view.waiting_for else "", "yellow"),
+        ),
         Text(show_seconds(view.elapsed_s), style="dim"),
     )
     return header

@@ -16,6 +16,7 @@ from ray_diloco.observe.units import MISSING, show_bytes, show_count, show_numbe
 SENTENCES: dict[str, str | None] = {
     "run_started": "run {run} starts[: {islands} for {rounds} rounds]",
     "run_resumed": "run {run} goes on from round {round}[ of {rounds}][, {tokens} tokens committed]",
+    "run_expected": "expected of a round: {bytes_up} up, {bytes_down} down[, {round_s}, of which {train_s} steps]",
     "log_repaired": "a torn line[ of {bytes}] was cut from the end of {file}",
     "metrics_truncated": "{lines} lines of metrics after round {round} dropped; those rounds are done again",
     "island_launching": "island {island} starts[ again, incarnation {incarnation}]",
@@ -42,6 +43,7 @@ SENTENCES: dict[str, str | None] = {
     ),
     "round_aborted": "round {round} given up: no contribution could be merged",
     "checkpoint_written": None,
+    "checkpoint_postponed": None,
     "checkpoint_failed": "checkpoint of round {round} failed[: {reason}]; the run goes on",
     "storage_awaited": "waiting for the storage: {behind} rounds are not durable[, the last that is is {durable}]",
     "storage_back": "round {durable} is durable, the run goes on[ after {waited_s}]",

@@ -55,6 +55,7 @@ class Tally:
       wall_s: seconds between first and last event of each process that ran it, added up.
       train_s: seconds in inner steps, mean over islands.
       utilisation: seconds in inner steps / seconds of rounds, mean over islands.
+      expected: of a round, as planned at the start: bytes_up, bytes_down, round_s, train_s; None: nobody reckoned it.
     """
 
     rounds: int
@@ -69,6 +70,7 @@ class Tally:
     train_s: float
     utilisation: float | None
     islands: tuple[IslandSummary, ...]
+    expected: dict[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Summary:
     utilisation: float | None
     anchor_digest: str
     islands: tuple[IslandSummary, ...]
+    expected: dict[str, float | None] | None = None
     reason: str | None = None
     unigram_entropy: float | None = None
     parameters: int | None = None
@@ -148,6 +151,7 @@ def tally(directory: Path) -> Tally:
         train_s=_mean([_seconds(lines, ("train_s",)) for lines in of_island.values()]) or 0.0,
         utilisation=_mean([_utilisation(lines) for lines in of_island.values()]),
         islands=islands,
+        expected=_expected(events),
     )
 
 
@@ -212,6 +216,12 @@ def active_seconds(events: Iterable[Mapping[str, Any]]) -> list[float]:
         seconds.append((seconds[-1] if seconds else 0.0) + (0.0 if pause else max(0.0, event["t"] - last)))
         last = event["t"]
     return seconds
+
+
+def _expected(events: Iterable[Mapping[str, Any]]) -> dict[str, float | None] | None:
+    """What the newest process of the run expected of a round."""
+    newest = [event for event in events if event["event"] == "run_expected"][-1:]
+    return {key: newest[0].get(key) for key in ("bytes_up", "bytes_down", "round_s", "train_s")} if newest else None
 
 
 def _count_islands(

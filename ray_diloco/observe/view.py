@@ -98,6 +98,7 @@ class RunView:
       eval_loss: newest held-out loss of the anchor, nats per token; `eval_ppl` its exponential.
       elapsed_s: since this process began the run or took it up again.
       eta_s: expected seconds until the last round is committed; None while unknown.
+      waiting_for: for what the whole run waits, in words; empty if it goes on.
       notes: the latest events in words, oldest first.
     """
 
@@ -112,6 +113,7 @@ class RunView:
     eval_ppl: float | None = None
     elapsed_s: float = 0.0
     eta_s: float | None = None
+    waiting_for: str = ""
     notes: tuple[Note, ...] = ()
 
     @property

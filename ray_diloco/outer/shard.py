@@ -77,6 +77,7 @@ class AnchorShard:
         codec = codec_down or Fp32()
         self._drawn = None if draw is None else RandomFragments(draw, recipe, codec)
         self._mover = Mover(recipe, self._drawn)
+        self._codec = codec
         parts = [intersect(fragment, self.ranges) for fragment in fragments]
         self._fragments = [
             Fragment(
@@ -176,6 +177,23 @@ class AnchorShard:
         A tensor that lies in one fragment is a view, valid until the second next preparation of that fragment.
         """
         return {name: place.gather(live_anchor) for name, place in self._tensors.items()}
+
+    def live_sides(self) -> list[Side]:
+        """The buffers of what is committed now; arrays that were handed out are views of them."""
+        return [part.live for part in self._fragments]
+
+    def spare_side(self, fragment: int) -> Side:
+        """The buffers that the next preparation of a fragment will write."""
+        return self._fragment(fragment).spare
+
+    def renew_spare(self, fragment: int) -> None:
+        """Takes new memory for the next preparation of a fragment, where somebody still reads views of the old one.
+
+        An open preparation stays where it is.
+        """
+        part = self._fragment(fragment)
+        if part.open is None:
+            part.spare = Side(part.ranges, part.index, self.recipe, self._codec)
 
     @property
     def averaged(self) -> bool:

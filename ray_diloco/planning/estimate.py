@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_diloco.blocks import Channel, channels_of, is_free, quorum_of
-from ray_diloco.config.plan import site_of
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.planning.links import link_of
 from ray_diloco.planning.memory import Memory, memory_of
 from ray_diloco.planning.quality import CODEC_COST, cost_of
+from ray_diloco.planning.sites import site_of
 from ray_diloco.planning.timing import Link, Load, RoundTime, Site, Speeds, bandwidth_for, round_time
 from ray_diloco.planning.traffic import Traffic
 from ray_diloco.rules import blocks_per_step, ranks_of
@@ -126,7 +126,7 @@ def plan_of(
     """
     channels, names = channels_of(config), traffic.islands
     anchor = anchor_island(config)
-    links = {name: link_of(config.plan, name, anchor, measured) for name in names}
+    links = {name: link_of(config, name, anchor, measured) for name in names}
     ranks = max(ranks_of(config, name) for name in names)
     main = channels[0]
     times = _times(config, traffic, steps, speeds, {name: link for name, (link, _) in links.items()})
@@ -259,12 +259,12 @@ def _spend(config: Config, run_s: float | None) -> tuple[Spend, ...]:
     hours = run_s / 3600
     regions: dict[str, list[str]] = {}
     for name in island_names(config):
-        regions.setdefault(str(site_of(config.plan, name).region), []).append(name)
+        regions.setdefault(str(site_of(config, name).region), []).append(name)
     return tuple(_spend_of(config, region, names, hours) for region, names in sorted(regions.items()))
 
 
 def _spend_of(config: Config, region: str, names: Sequence[str], hours: float) -> Spend:
-    sites = [site_of(config.plan, name) for name in names]
+    sites = [site_of(config, name) for name in names]
     dollars = math.fsum((s.dollars_per_hour or 0.0) * hours for s in sites)
     kwh = math.fsum((s.watts or 0.0) / 1000 * hours for s in sites)
     grams = math.fsum((s.watts or 0.0) / 1000 * hours * (s.grams_co2_per_kwh or 0.0) for s in sites)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ray_diloco.config.plan import PlanConfig, site_of
+from ray_diloco.config.schema import Config
 from ray_diloco.planning.remembered import recall
+from ray_diloco.planning.sites import site_of
 from ray_diloco.planning.timing import Link
 
 # Name of the doctor's file.
@@ -29,9 +30,9 @@ def measured_links(cache: str | None) -> Mapping[str, Mapping[str, Any]]:
     return recall(cache, LINKS)
 
 
-def link_of(plan: PlanConfig, island: str, anchor: str, measured: Mapping[str, Mapping[str, Any]]) -> tuple[Link, str]:
+def link_of(config: Config, island: str, anchor: str, measured: Mapping[str, Mapping[str, Any]]) -> tuple[Link, str]:
     """The link of an island to the anchor's, and whether it was `given`, `measured` or `none`."""
-    site, hub = site_of(plan, island), site_of(plan, anchor)
+    site, hub = site_of(config, island), site_of(config, anchor)
     given = Link(
         (site.up_mbit or 0.0) * _BYTES_OF_MBIT, (site.down_mbit or 0.0) * _BYTES_OF_MBIT, (site.rtt_ms or 0.0) / 1e3
     )

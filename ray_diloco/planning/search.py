@@ -53,7 +53,7 @@ def options(
     measured: Mapping[str, Mapping[str, Any]],
 ) -> list[Option]:
     """All combinations within the budget `plan.quality`, the best first."""
-    links = {name: link_of(config.plan, name, anchor_island(config), measured)[0] for name in step_s}
+    links = {name: link_of(config, name, anchor_island(config), measured)[0] for name in step_s}
 
     @cache
     def messages(kind: str, codec: str) -> Traffic | None:

@@ -84,9 +84,7 @@ def _time_rows(times: Times | None) -> Iterator[tuple[str, str]]:
     )
     yield "islands train", f"{show_percent(times.utilisation)} of the time; the run takes {show_seconds(times.run_s)}"
     yield "tokens", f"{show_count(times.tokens_per_day)} a day"
-    peak = (
-        f"{show_number(times.peak_mbit)} Mbit/s at the peak" if times.peak_mbit else "at the peak as fast as the link"
-    )
+    peak = f"{show_number(times.peak_mbit)} Mbit/s" if times.peak_mbit else "as fast as the link"
     yield (
         "bandwidth",
         f"{show_number(times.goal_mbit)} Mbit/s each way for 95% of the time; at the peak {peak}; "

@@ -39,13 +39,18 @@ _FILE = "speeds"
 
 def speeds_of(channel: Channel, cache: str | None) -> Speeds:
     """The speeds of a channel: those that are remembered for this processor, else measured now."""
-    key = _key(channel)
-    known = recall(cache, _FILE).get(key)
+    known = remembered_speeds(channel, cache)
     if known is not None:
-        return Speeds(**known)
+        return known
     found = measure(channel)
-    remember(cache, _FILE, {key: asdict(found)})
+    remember(cache, _FILE, {_key(channel): asdict(found)})
     return found
+
+
+def remembered_speeds(channel: Channel, cache: str | None) -> Speeds | None:
+    """The speeds of a channel that an earlier plan measured; None if none did."""
+    known = recall(cache, _FILE).get(_key(channel))
+    return None if known is None else Speeds(**known)
 
 
 def measure(channel: Channel, elements: int = ELEMENTS) -> Speeds:

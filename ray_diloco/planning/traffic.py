@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from ray_diloco.blocks import Cut, anchor_names, channels_of, codec_of, cuts_of, draw_of, is_free
+from ray_diloco.blocks import Cut, anchor_names, channels_of, codec_of, cuts_of, draw_of, is_free, shard_count
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.emission import shapes_of
@@ -22,9 +22,6 @@ from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 from ray_diloco.outer.writer import message_bytes
 from ray_diloco.rounds.ports import SHARED
 from ray_diloco.rules import ranks_of
-
-# From this many parameters on, one anchor shard per island pays for its process.
-PARAMETERS_PER_SHARD = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def traffic_of(config: Config, layout: Layout) -> Traffic:
     """
     names = tuple(island_names(config))
     cuts = cuts_of(channels_of(config), layout)
-    shards = shard_count(config, layout)
+    shards = shard_count(anchor_names(config), config.anchor.shards, len(names), layout.numel)
     ranks = {name: ranks_of(config, name) for name in names}
     return Traffic(
         layout.numel,
@@ -125,15 +122,6 @@ def traffic_of(config: Config, layout: Layout) -> Traffic:
         tuple(_channel(config, cut, layout, ranks, _parts(config, shards)) for cut in cuts),
         sum(message_bytes(Fp32(), kept, Meta("anchor", {0: 0})) for kept in shard_ranges(layout, 1)),
     )
-
-
-def shard_count(config: Config, layout: Layout) -> int:
-    """Actors that keep the anchor, or the anchors."""
-    names = anchor_names(config)
-    if names != (SHARED,):
-        return len(names)
-    automatic = len(island_names(config)) if layout.numel >= PARAMETERS_PER_SHARD else 1
-    return config.anchor.shards or automatic
 
 
 def _parts(config: Config, shards: int) -> int:

@@ -14,6 +14,9 @@ from typing import Any
 
 from ray_diloco.rounds.ports import Snapshot, Store
 
+# Commits that are written at a time.  Keepers need memory of its own for each.
+MOST = 2
+
 Written = Awaitable[Sequence[Any]]
 _Ticket = asyncio.Future[Written | None]
 
@@ -43,6 +46,11 @@ class Commits:
     def writing(self) -> bool:
         """True while a commit is being written."""
         return bool(self._tasks)
+
+    @property
+    def full(self) -> bool:
+        """True while so many commits are being written that the storage is slower than rounds."""
+        return len(self._tasks) >= MOST
 
     def start(self, snapshot: Snapshot, told: Awaitable[None], inner: bool = True) -> None:
         """Begins to write a commit, to be visible after `told`; with inner states, its members get a ticket each."""

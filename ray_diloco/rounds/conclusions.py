@@ -9,6 +9,7 @@ they were emitted.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,9 @@ class Conclusions:
         self._rules, self._position, self._anchor, self._journal = rules, position, anchor, journal
         self._plans, self._commits, self._vetting, self._told = plans, commits, vetting, told
         self._rounds: dict[Due, Rendezvous] = {}
+        # By fragment, in the order in which they were opened.
+        self._opened: dict[int, deque[Due]] = {}
+        self._islands = tuple(sorted(rules.islands))
         # Rounds of nested channels over the same elements wait for one another as well.
         one = asyncio.Lock()
         every = range(rules.schedule.fragments)
@@ -123,7 +127,10 @@ class Conclusions:
         if rendezvous is None and (due.round <= self._forgotten.get(due.fragment, 0) or self._plans.passed(due)):
             return Rendezvous.void(due)
         if rendezvous is None:
-            rendezvous = self._rounds[due] = Rendezvous(due, self._rules.quorum, lambda: self._plans.expected(due))
+            rendezvous = self._rounds[due] = Rendezvous(
+                due, self._rules.quorum, lambda: self._plans.expected(due), lambda name: self._plans.expects(due, name)
+            )
+            self._opened.setdefault(due.fragment, deque()).append(due)
             task = self._concluding[due] = asyncio.create_task(self._conclude(rendezvous))
             task.add_done_callback(lambda done: self._concluded(due, done))
         return rendezvous
@@ -195,9 +202,7 @@ class Conclusions:
             left = [offer for offer, _ in weighed]
             if not left:
                 break
-            meeting = Meeting(
-                due.round, tuple(sorted(self._rules.islands)), weighed, self._before.get(due.fragment, ())
-            )
+            meeting = Meeting(due.round, self._islands, weighed, self._before.get(due.fragment, ()))
             key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}/{o.round}" for o in left)
             step = Step(key, due.fragment, due.round, version, self._rules.topology(meeting))
             try:
@@ -238,10 +243,11 @@ class Conclusions:
         ended = self._plans.concluded(due)
         rendezvous.outcome.set_result(outcome)
         oldest = due.round - self._rules.kept_rounds
-        for old in [d for d, r in self._rounds.items() if d.fragment == due.fragment and d.round < oldest]:
-            if self._rounds[old].outcome.done():
-                self._forgotten[due.fragment] = max(old.round, self._forgotten.get(due.fragment, 0))
-                del self._rounds[old]
+        opened = self._opened[due.fragment]
+        while opened[0].round < oldest and self._rounds[opened[0]].outcome.done():
+            old = opened.popleft()
+            self._forgotten[due.fragment] = max(old.round, self._forgotten.get(due.fragment, 0))
+            del self._rounds[old]
         return ended
 
     def refuse(self, offer: Offer, fault: SyncError | str) -> None:

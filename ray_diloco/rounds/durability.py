@@ -1,7 +1,8 @@
 """When a commit is made durable, and when the run waits for that: on request to stop, or too far ahead of the storage.
 
-Writing never stops training by itself.  Only when the newest durable commit is more than `max_lag` rounds behind does
-no new round begin; then the commit of where the run stands is tried again and again until one succeeds.
+Writing never stops training by itself: where the storage is slower than rounds, not each of them is made durable.  Only
+when the newest durable commit is more than `max_lag` rounds behind does no new round begin; then the commit of where
+the run stands is tried again and again until one succeeds.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Durability:
         self._journal, self._plans, self._commits = journal, plans, commits
         # Versions of the anchors when the last round of the whole model ended.
         self._whole = dict(position.versions)
+        # A commit was due that the storage was too slow for.
+        self._postponed = False
         self.stopping = False
         self.waiting = ""
 
@@ -56,14 +59,19 @@ class Durability:
         """A round of the whole model has ended: starts the durable write of where the run stands, if it is time."""
         round_ = self._position.round
         self._whole = dict(self._position.versions)
-        wanted = self._rules.durable(round_)
+        wanted = self._rules.durable(round_) or (self._postponed and self._rules.exact)
         if (self.stopping or self._rules.crowded()) and not wanted:
             closing = self._position.closing(round_, self._rules.last_fragment)
             # Islands that have gone on, and did not know, could not say any more where they stood.
             beyond = set() if self._rules.exact else self._plans.beyond(Due(closing, round_))
             wanted = beyond <= self._commits.early(round_)
-        if wanted:
+        self._postponed = wanted and self._commits.full and not self.stopping and round_ < self._rules.schedule.rounds
+        if self._postponed:
+            self._journal.event("checkpoint_postponed", round=round_, durable=self._commits.durable)
+        elif wanted:
             self._start(told)
+        if self.stopping:
+            self._plans.pulse()
 
     async def stopped(self) -> None:
         """Returns when a requested stop may take place."""

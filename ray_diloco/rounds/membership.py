@@ -97,6 +97,8 @@ class Membership:
           ClusterError: RD-208, there is no such island.
         """
         if name not in self._members or not (name in self._asked_for or self._here(name)):
+            if returns:
+                return
             here = sorted(name for name in self._members if self._here(name))
             raise ClusterError(208, f"the run has no island {name!r}", f"islands: {', '.join(here) or 'none now'}")
         if returns:
@@ -185,8 +187,7 @@ class Membership:
 
     def door(self) -> AbstractAsyncContextManager[Any]:
         """What an island passes while it takes up the anchor: so many at a time where others are under way."""
-        under_way = any(member.sailing for member in self._members.values())
-        return self._door if self._door is not None and under_way else nullcontext()
+        return self._door if self._door is not None and self._plans.under_way else nullcontext()
 
     # Transitions that change who takes part.
 
@@ -262,8 +263,8 @@ class Membership:
 
     @property
     def _short(self) -> bool:
-        too_few = len(self._plans.present()) < max(1, self._rules.min_islands)
-        return too_few and self._plans.begun and not self._plans.complete
+        awaited = self._plans.begun and not self._plans.complete
+        return awaited and not self._plans.at_least(max(1, self._rules.min_islands))
 
     def _missing(self) -> list[str]:
         present = {member.name for member in self._plans.present()}

@@ -46,6 +46,8 @@ class Planner(ABC):
         self._speeds: dict[str, float] = {}
         self._unlaunched = set(rules.initial)
         self._change = asyncio.Event()
+        # Whether anybody was ever given a segment.
+        self._opened = False
 
     @property
     def complete(self) -> bool:
@@ -68,6 +70,10 @@ class Planner(ABC):
     @abstractmethod
     def expected(self, due: Due) -> set[str]:
         """Islands whose offer a round can still count on."""
+
+    def expects(self, due: Due, name: str) -> bool:
+        """Whether an island is one of those."""
+        return name in self.expected(due)
 
     @abstractmethod
     def passed(self, due: Due) -> bool:
@@ -103,9 +109,10 @@ class Planner(ABC):
             self._speeds[name] = steps / seconds
 
     def launched(self, name: str) -> None:
-        """Notes that an island's first launch is over, well or not."""
+        """Notes that an island's first launch is over, well or not; nothing can be planned before all of them are."""
         self._unlaunched.discard(name)
-        self.pulse()
+        if self.begun:
+            self.pulse()
 
     def pulse(self) -> None:
         """Wakes everybody in `changed`."""
@@ -117,6 +124,7 @@ class Planner(ABC):
         await self._change.wait()
 
     def _work(self, member: Member, segment: int, start: int, steps: int) -> Work:
+        self._opened = True
         island = self._rules.islands[member.name]
         lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
         return Work(segment, start, steps, lease, self._rules.round_s)
@@ -125,8 +133,22 @@ class Planner(ABC):
         """Islands that train or could, in sorted order."""
         return [m for _, m in sorted(self._members.items()) if (m.sailing or m.joiner) and not m.leaving]
 
-    def _enough(self, ready: Sequence[Member]) -> bool:
-        return self.begun and len(ready) >= self._rules.min_islands
+    @property
+    def under_way(self) -> bool:
+        """True if somebody trains or has trained, who is still there and stays."""
+        return self._opened and any(m.sailing and not m.leaving for m in self._members.values())
+
+    def at_least(self, count: int) -> bool:
+        """True if so many islands train or could; it looks no further than it must."""
+        missing = count
+        for m in self._members.values() if missing > 0 else ():
+            missing -= (m.sailing or m.joiner) and not m.leaving
+            if missing <= 0:
+                break
+        return missing <= 0
+
+    def _enough(self) -> bool:
+        return self.begun and self.at_least(self._rules.min_islands)
 
     def _admitted(self, ready: Sequence[Member]) -> list[Member]:
         """Those of them that get a segment: joiners wait for one another if others are under way."""
@@ -144,6 +166,8 @@ class Plans(Planner):
         self._course = course_of(rules.schedule, position.step, position.round, position.legs, position.notes)
         self._frontier = 1
         self._planned: dict[int, dict[str, Work]] = {}
+        # By segment: what is emitted after it and not concluded.
+        self._left: dict[int, set[Due]] = {}
         self._concluded = dict.fromkeys(range(rules.schedule.main), position.round)
 
     def over(self, member: Member) -> bool:
@@ -173,8 +197,11 @@ class Plans(Planner):
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`."""
         last = self._course.emission(due)
-        sailing = (m for m in self._members.values() if m.sailing)
-        return {m.name for m in sailing if (m.segment or 0) <= last and m.first <= last}
+        return {m.name for m in self._members.values() if _comes_to(m, last)}
+
+    def expects(self, due: Due, name: str) -> bool:
+        """See `Planner.expects`."""
+        return _comes_to(self._members[name], self._course.emission(due))
 
     def passed(self, due: Due) -> bool:
         """See `Planner.passed`."""
@@ -192,7 +219,11 @@ class Plans(Planner):
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
         index = self._course.emission(due)
-        self._frontier = max(self._frontier, index + 1)
+        # A segment is over when all that is emitted after it is: whoever comes may be needed for the rest.
+        left = self._left.setdefault(index, set(self._course.boundary(index).emits))
+        left.discard(due)
+        if not left:
+            self._frontier = max(self._frontier, index + 1)
         for old in [i for i in self._planned if i < self._frontier]:
             for name in list(self._planned[old]):
                 self._position.release([self._planned[old].pop(name).lease])
@@ -240,12 +271,11 @@ class Plans(Planner):
         return there
 
     def _may_plan(self, member: Member, index: int) -> bool:
-        ready = self.present()
-        if not self._enough(ready):
+        if member.sailing and index in self._planned:
             return False
-        if member.sailing:
-            return index not in self._planned
-        return not any(m.sailing for m in ready)
+        if not member.sailing and self.under_way:
+            return False
+        return self._enough()
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
@@ -263,6 +293,11 @@ class Plans(Planner):
         self.pulse()
 
 
+def _comes_to(member: Member, index: int) -> bool:
+    """Whether an island is under way to the end of a segment, or at it."""
+    return member.sailing and (member.segment or 0) <= index and member.first <= index
+
+
 class FreePlans(Planner):
     """Segments of a run in which every contribution is a round of its own."""
 
@@ -270,8 +305,8 @@ class FreePlans(Planner):
         super().__init__(rules, position, members, journal)
         self._resumed = position.round
         self._numbers = dict.fromkeys(range(rules.schedule.main), position.round)
+        # Islands that train for a round which has no number yet.
         self._under_way: set[str] = set()
-        self._owners: dict[Due, str] = {}
         self._segments = 0
 
     def over(self, member: Member) -> bool:
@@ -282,9 +317,9 @@ class FreePlans(Planner):
         """See `Planner.take`."""
         self._under_way.discard(member.name)
         rules, position = self._rules, self._position
-        if halt.everything or halt.rounds or not self._enough(self.present()):
+        if halt.everything or halt.rounds or not self._enough():
             return None
-        if position.round + len(self._under_way) >= rules.schedule.rounds:
+        if self._numbers[rules.last_fragment] + len(self._under_way) >= rules.schedule.rounds:
             return None
         self._segments += 1
         member.segment = self._segments
@@ -304,9 +339,10 @@ class FreePlans(Planner):
     def numbered(self, due: Due, name: str) -> Due:
         """A round of its own."""
         self._numbers[due.fragment] += 1
-        due = Due(due.fragment, self._numbers[due.fragment])
-        self._owners[due] = name
-        return due
+        if due.fragment == self._rules.last_fragment:
+            # From here on it is a round, which ends whatever becomes of the island.
+            self._under_way.discard(name)
+        return Due(due.fragment, self._numbers[due.fragment])
 
     def expected(self, due: Due) -> set[str]:
         """See `Planner.expected`: nobody but the one who has offered."""
@@ -327,11 +363,11 @@ class FreePlans(Planner):
     def concluded(self, due: Due) -> bool:
         """See `Planner.concluded`."""
         ended = due.fragment == self._rules.last_fragment and due.round > self._position.round
-        owner = self._owners.pop(due, "")
         if ended:
-            self._under_way.discard(owner)
             self._position.round, self._position.step = due.round, self._step(due.round)
-        self.pulse()
+        if self.complete or self._rules.durable(due.round) or due.round % len(self._rules.islands) == 0:
+            # Others would find nothing changed: what one has contributed, another must not train again.
+            self.pulse()
         return ended
 
     def withdraw(self, name: str) -> None:

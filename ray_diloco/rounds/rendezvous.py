@@ -44,9 +44,12 @@ class Rendezvous:
       due: the round.
       quorum: when it closes.
       expected: says which islands are to offer at present; asked again whenever something changes.
+      expects: the same of one island.
     """
 
-    def __init__(self, due: Due, quorum: Quorum, expected: Callable[[], set[str]]) -> None:
+    def __init__(
+        self, due: Due, quorum: Quorum, expected: Callable[[], set[str]], expects: Callable[[str], bool]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.due = due
         self.offers: dict[str, Offer] = {}
@@ -55,13 +58,18 @@ class Rendezvous:
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         self._quorum = quorum
         self._expected = expected
+        self._expects = expects
+        # Some of those that were awaited when it was last looked; the last one often still is.
+        self._candidates: list[str] = []
+        # Islands that were present then; 0: not counted since membership changed.
+        self._present = 0
         self._timers: list[asyncio.TimerHandle] = []
         self._grace_runs = False
 
     @classmethod
     def void(cls, due: Due) -> Rendezvous:
         """A round that is over, for an island that comes long after it."""
-        past = cls(due, Quorum(), set)
+        past = cls(due, Quorum(), set, lambda name: False)
         past.closed.set_result(None)
         past.outcome.set_result(Outcome(due.fragment, due.round, None))
         return past
@@ -78,7 +86,7 @@ class Rendezvous:
         if not self.offers and self._quorum.deadline_s > 0:
             self._call_later(self._quorum.deadline_s)
         self.offers[offer.island] = offer
-        self.reconsider()
+        self._look()
         return True
 
     def take(self) -> list[Offer]:
@@ -90,19 +98,38 @@ class Rendezvous:
     def refuse(self, island: str) -> None:
         """Counts an island as heard but not contributing."""
         self.refused.add(island)
-        self.reconsider()
+        self._look()
 
     def reconsider(self) -> None:
         """Closes the round if the quorum says so; to be called whenever membership changes."""
+        self._present = 0
+        self._look()
+
+    def _look(self) -> None:
         if self.closed.done():
             return
-        present = len(self._expected() | self.offers.keys() | self.refused)
-        enough = self._quorum.kind != "all" and len(self.offers) >= self._quorum.enough(present)
-        if (not self.awaited and (self.offers or self.refused)) or (enough and self._quorum.grace_s == 0):
+        enough = self._quorum.kind != "all" and self._is_enough()
+        if ((self.offers or self.refused) and not self._awaits()) or (enough and self._quorum.grace_s == 0):
             self._close()
         elif enough and not self._grace_runs:
             self._grace_runs = True
             self._call_later(self._quorum.grace_s)
+
+    def _is_enough(self) -> bool:
+        """Whether the grace window opens; islands are counted again only if there may be enough."""
+        if self._quorum.fraction > 0 and len(self.offers) >= self._quorum.enough(self._present):
+            self._present = len(self._expected() | self.offers.keys() | self.refused)
+        return len(self.offers) >= self._quorum.enough(self._present)
+
+    def _awaits(self) -> bool:
+        """Whether anybody is awaited, without looking at everybody each time."""
+        while self._candidates:
+            name = self._candidates[-1]
+            if name not in self.offers and name not in self.refused and self._expects(name):
+                return True
+            self._candidates.pop()
+        self._candidates = sorted(self.awaited, reverse=True)
+        return bool(self._candidates)
 
     def _call_later(self, seconds: float) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, self._close))

@@ -23,6 +23,8 @@ from ray_diloco.rounds.rules import Guard
 NORMS, ENOUGH_NORMS = 16, 8
 # The same of an island's losses.
 LOSSES, ENOUGH_LOSSES = 8, 3
+# Nats that a loss must have risen by in any case: near 0 it is soon many times what it was.
+LEAST_RISE = 1.0
 # Number of the error that a contribution is from an incarnation that was given up.
 STALE = 437
 
@@ -83,14 +85,16 @@ class Vetting:
     def strays(self, island: str, report: Report) -> float | None:
         """Notes the loss of a segment; returns the median that it is far above, None if it is not."""
         own = self._losses.setdefault(island, deque(maxlen=LOSSES))
-        others = [losses[-1] for name, losses in self._losses.items() if name != island and losses]
-        if self._guard.loss > 0 and len(own) >= ENOUGH_LOSSES:
-            usual = max(median(own), median(others) if others else 0.0)
-            if usual > 0 and not report.loss <= self._guard.loss * usual:
+        if self._guard.loss > 0 and len(own) >= ENOUGH_LOSSES and self._far_above(report.loss, usual := median(own)):
+            others = [losses[-1] for name, losses in self._losses.items() if name != island and losses]
+            if self._far_above(report.loss, usual := max(usual, median(others) if others else 0.0)):
                 return usual
         if math.isfinite(report.loss):
             own.append(report.loss)
         return None
+
+    def _far_above(self, loss: float, usual: float) -> bool:
+        return not loss <= max(self._guard.loss * usual, usual + LEAST_RISE)
 
     def strike(self, island: str, reason: str) -> None:
         """Notes a bad contribution; one too many lately puts the island into quarantine."""

@@ -183,7 +183,8 @@ class Voyage:
     async def _assignment(self) -> Assignment | None:
         """Waits for the island's next segment; None when it is to train no more."""
         self._member.to(State.READY)
-        self._plans.launched(self._member.name)
+        if self._left is None or self._waters.durability.waiting:
+            self._plans.launched(self._member.name)
         while True:
             await self._settle_up()
             if self._plans.over(self._member) or self._member.leaving:

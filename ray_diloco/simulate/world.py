@@ -187,7 +187,7 @@ class World:
         """The round of the run in which a round of a fragment falls."""
         schedule = self.rules.schedule
         if self.rules.free:
-            return 1 + (round_ - 1) // len(self.rules.islands)
+            return 1 + (round_ - 1) * self.setup.config.run.rounds // schedule.rounds
         return 1 + max(0, schedule.emission_step(Due(fragment, round_)) - 1) // schedule.H
 
     def spent(self, name: str, steps: int, tokens: int) -> None:

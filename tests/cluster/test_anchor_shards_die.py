@@ -1,6 +1,7 @@
 """An anchor shard that dies at any point of a round has a successor with the same bits, and the run never knows."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore, StoreSettings
 from ray_diloco.config.schema import Config
-from ray_diloco.errors import ClusterError, SyncError
+from ray_diloco.errors import CheckpointError, ClusterError, SyncError
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.layout import intersect, layout_of, shard_ranges
 from ray_diloco.outer.payload import Meta, Writer
@@ -53,8 +54,8 @@ def told():
     return done
 
 
-def store_of(world, folder):
-    settings = StoreSettings("r", "", {}, 2, 0, 5.0, {})
+def store_of(world, folder, epoch=None):
+    settings = StoreSettings("r", "", {}, 2, 0, 5.0, {}, epoch)
     return RayStore(Storage(str(folder)), None, world.anchor, world.tape, settings)
 
 
@@ -185,3 +186,56 @@ def test_a_write_that_fails_frees_nothing(straight, tmp_path):
     world, sent, store = run(tmp_path, Death("prepare", 4))
     assert sent == straight[1]
     assert store.newest is None and "checkpoint_failed" in world.tape.kinds()
+
+
+def test_a_driver_that_has_been_succeeded_cannot_commit_and_ends(tmp_path):
+    world = World(CHANNELS)
+
+    async def commit_when_another_has_taken_over():
+        await sail(world, tmp_path / "elsewhere")
+        store = store_of(world, tmp_path, epoch=1)
+        store.store.epochs.claim()
+        store.store.epochs.claim()
+        await store.save(Snapshot(4, 16, {0: 4}, {}, {}), {}, told())
+
+    with pytest.raises(CheckpointError, match="RD-565: this driver is of epoch 1, and one of epoch 2 has taken over"):
+        asyncio.run(commit_when_another_has_taken_over())
+    assert "checkpoint_failed" not in world.tape.kinds(), "it is no fault of the storage"
+
+
+class SlowStorage:
+    """A storage whose files are not written before somebody lets them."""
+
+    def __init__(self, folder):
+        self._storage, self.free = Storage(str(folder)), threading.Event()
+
+    def open(self):
+        store = self._storage.open()
+        write = store.write_tensors
+
+        def slow(*arguments, **named):
+            assert self.free.wait(60)
+            return write(*arguments, **named)
+
+        store.write_tensors = slow
+        return store
+
+
+def test_a_slow_storage_gets_what_was_committed_then_while_rounds_go_on(straight, tmp_path):
+    world, slow = World(CHANNELS), SlowStorage(tmp_path)
+
+    async def rounds():
+        anchor = world.anchor
+        await anchor.start(LAYOUT, ["n0", "n1"], None, slow)
+        await anchor.found(pieces(Meta("parameters"), 0))
+        for r in range(1, ROUNDS + 1):
+            prepared = await anchor.prepare(step_of(r))
+            await anchor.commit(prepared.key)
+            if r == DURABLE:
+                saving = anchor.save(slow, r)
+        slow.free.set()
+        return await saving
+
+    files = asyncio.run(rounds())
+    assert world.committed() == straight[0].committed()
+    assert [file.sha256 for file in files] == [file.sha256 for file in straight[2].newest.files]

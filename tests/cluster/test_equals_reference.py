@@ -132,5 +132,5 @@ def test_the_tape_tells_the_run_in_order(llama):
     assert of_rounds == [("round_committed", r) for r in range(1, 7)]
     assert {event["event"] for event in tape} == {
         "run_started", "island_launching", "island_joined", "round_opened", "round_closed", "round_committed",
-        "evaluation", "checkpoint_written", "run_finished",
+        "evaluation", "checkpoint_written", "run_finished", "run_expected",
     }  # fmt: skip

@@ -36,8 +36,8 @@ def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(pla
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
     assert ranks[0] == ranks[1] and len(ranks[0]) == 2, "the same processes"
     assert len(events(folder, "run_resumed")) == 2 and not events(folder, "island_lost")
-    taken = events(folder, "island_reattached")
-    assert [(e["island"], e["inner"]) for e in taken] == [(i, "restored") for _ in range(2) for i in ("i0", "i1")]
+    taken = [(event["island"], event["inner"]) for event in events(folder, "island_reattached")]
+    assert sorted(taken) == [(island, "restored") for island in ("i0", "i0", "i1", "i1")]
     assert run["anchor_digest"] == straight["anchor_digest"] == digest(folder, anchor(folder, ROUNDS))
     assert all(equal(anchor(folder, r), anchor(straight.folder, r)) for r in range(ROUNDS + 1))
     assert manifest(folder)["ledger"] == manifest(straight.folder)["ledger"]

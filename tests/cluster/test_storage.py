@@ -47,7 +47,7 @@ def assert_went_on(place, name, settings, straight):
 def test_a_file_url_outlives_a_lost_shard_and_its_own_absence(place, straight):
     name, settings = "in-files", RUN | {"run.storage": f"file://{place.root}/elsewhere"}
     here, away = place.root / "elsewhere/checkpoints", place.root / "taken-away"
-    assert fails(place, name, settings | {"anchor.shards": 3}, kill_all("Shard")) == 222
+    assert fails(place, name, settings | {"anchor.shards": 3, "deadlines.losses": 1}, kill_all("Shard")) == 222
 
     def take_away():
         here.rename(away)
@@ -55,7 +55,7 @@ def test_a_file_url_outlives_a_lost_shard_and_its_own_absence(place, straight):
 
     # Another number of shards each time: commits are by tensor name, whoever kept the tensors.
     with when(place.folder(name), seen("checkpoint_written", 3), take_away), pytest.raises(DilocoError) as failed:
-        place.train(name, settings | {"anchor.shards": 2})
+        place.train(name, settings | {"anchor.shards": 2, "checkpoint.max_lag": 0})
     assert (failed.value.number, failed.value.exit_code) == (564, 4)
     tape = events(place.folder(name))
     assert seen("checkpoint_failed")(tape) and seen("round_committed", round=ROUNDS)(tape), "the rounds went on"
@@ -67,7 +67,7 @@ def test_a_file_url_outlives_a_lost_shard_and_its_own_absence(place, straight):
 def test_memory_holds_the_commits_for_as_long_as_this_process_lives_also_without_a_driver(place, straight):
     name, settings = "in-memory", RUN | {"run.storage": "memory://of-a-test/run"}
     settings |= {"anchor.shards": 3}
-    assert fails(place, name, settings, kill_all("Driver")) == 204
+    assert fails(place, name, settings | {"run.max_restarts": 0}, kill_all("Driver")) == 204
     assert_went_on(place, name, settings, straight)
     kept = CheckpointStore(settings["run.storage"]).newest()
     assert [len(kept.files_of(kind)) for kind in ("anchor", "outer")] == [3, 3]

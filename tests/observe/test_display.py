@@ -1,11 +1,12 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ray_diloco.observe.display import PlainDisplay, QuietDisplay, open_display
+from ray_diloco.observe.display import PlainDisplay, QuietDisplay, open_display, outcome
 from ray_diloco.observe.summary import IslandSummary, Summary
 from ray_diloco.observe.view import IslandView, Note, RunView
 
@@ -106,6 +107,16 @@ def test_the_outcome_says_first_what_is_enough_alone() -> None:
     assert "  traffic     128 MB up, 128 MB down" in lines
     assert "  time        3m 21s, islands trained 96% of their rounds" in lines
     assert len(lines) == len(set(lines))
+
+
+def test_the_outcome_lays_a_round_beside_what_was_expected_of_it() -> None:
+    expected = {"bytes_up": 3_200_000, "bytes_down": 3_100_000, "round_s": 5.2, "train_s": 5.0}
+    (line,) = [line for line in outcome(replace(SUMMARY, expected=expected)) if line.startswith("  a round")]
+    assert "3.2 MB up (expected 3.2 MB), 3.2 MB down (expected 3.1 MB)" in line
+    assert "(expected 5.2 s)" in line
+    without = replace(SUMMARY, expected=expected | {"round_s": None, "train_s": None})
+    (line,) = [line for line in outcome(without) if line.startswith("  a round")]
+    assert line.endswith("(expected 3.1 MB)")
 
 
 def test_quiet_says_only_errors() -> None:

@@ -107,7 +107,7 @@ def test_the_file_has_the_keys_that_scripts_rely_on(directory: Path) -> None:
     }
     more = {
         *("reason", "unigram_entropy", "parameters", "export", "report", "sample", "wandb_run_id"),
-        *("environment", "version"),
+        *("environment", "version", "expected"),
     }
     assert content.keys() == contract | more
     assert all(

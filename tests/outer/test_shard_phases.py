@@ -100,3 +100,23 @@ def test_an_open_round_does_not_show_and_views_outlive_the_next_preparation():
     shard.commit("r1")
     assert (flat(tensors).tobytes(), payload.tobytes()) == (before, sent)
     assert not any(array.flags.writeable for array in (payload, *tensors.values()))
+
+
+def test_what_is_being_read_is_not_written_again_when_the_spare_memory_is_renewed():
+    shard, straight = nesterov(), nesterov()
+    for s in (shard, straight):
+        s.prepare("r1", 0, [offer("i0", np.ones(8))])
+        s.commit("r1")
+    reading, before = shard.tensors(), flat(shard.tensors()).copy()
+    (read,) = shard.live_sides()
+    for r in (2, 3, 4):
+        if shard.spare_side(0) is read:
+            shard.renew_spare(0)
+        for s in (shard, straight):
+            s.prepare(f"r{r}", 0, [offer("i0", np.full(8, float(r)), version=r - 1)])
+        # An open preparation is not thrown away.
+        shard.renew_spare(0)
+        for s in (shard, straight):
+            s.commit(f"r{r}")
+        assert state_digest(shard) == state_digest(straight)
+    assert flat(reading).tobytes() == before.tobytes()

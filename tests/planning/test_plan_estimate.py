@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from ray_diloco.blocks import channels_of
 from ray_diloco.cli import main
 from ray_diloco.config.compose import compose
 from ray_diloco.config.plan import SiteConfig
 from ray_diloco.outer.layout import layout_of
-from ray_diloco.planning import gather, links, remembered, steps
+from ray_diloco.planning import gather, links, remembered, speeds, steps
 from ray_diloco.planning.estimate import plan_of
+from ray_diloco.planning.expected import expected
 from ray_diloco.planning.search import options
 from ray_diloco.planning.show import show_plan
 from ray_diloco.planning.timing import Link, Speeds
@@ -79,10 +81,18 @@ def test_steps_follow_the_time_of_a_round_and_the_speed_of_an_island():
 def test_links_that_are_given_win_over_those_that_were_measured():
     pair = {"rtt_ms": 90.0, "one_mbit": 40.0, "several_mbit": 80.0}
     measured = {"us>eu": pair, "eu>us": pair | {"several_mbit": 160.0}}
-    bare = compose(SETTINGS[:-1]).config.plan
+    bare = compose(SETTINGS[:-1]).config
     assert links.link_of(bare, "us", "eu", measured) == (Link(10e6, 20e6, 0.09), "measured")
-    assert links.link_of(config().plan, "us", "eu", measured) == (Link(4e6, 4e6, 0.0), "given")
+    assert links.link_of(config(), "us", "eu", measured) == (Link(4e6, 4e6, 0.0), "given")
     assert links.link_of(bare, "us", "eu", {}) == (Link(), "none")
+
+
+def test_islands_of_a_region_share_its_links():
+    c = compose(["islands.regions={eu: 1, us: 2}", "islands.count=3", "plan.anchor=eu-0"]).config
+    pair = {"rtt_ms": 90.0, "one_mbit": 40.0, "several_mbit": 80.0}
+    measured = {"us>eu": pair, "eu>us": pair}
+    assert links.link_of(c, "us-1", "eu-0", measured) == (Link(10e6, 10e6, 0.09), "measured")
+    assert links.link_of(c, "eu-0", "eu-0", measured) == (Link(), "none")
 
 
 def test_the_best_option_stays_within_the_budget_and_beats_plain_diloco():
@@ -140,3 +150,26 @@ def test_the_tables_are_printed_with_both_values(capsys):
     assert "85.6 % / 85.6 %" in capsys.readouterr().out
     assert main(["plan", "--table", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["streaming_diloco"]) == 45
+
+
+def test_a_run_expects_the_bytes_of_its_plan_and_times_that_are_remembered(tmp_path):
+    c = config(f"data.cache={tmp_path}")
+    bare = expected(c, LAYOUT)
+    plan = planned()
+    assert (bare.bytes_up, bare.bytes_down) == (sum(plan.bytes_up.values()), 2 * plan.bytes_down)
+    assert bare.round_s is None
+    steps.remember_steps(c, TIMES[0])
+    remembered.remember(str(tmp_path), "speeds", {speeds._key(channels_of(c)[0]): {"emit": 0.0}})
+    known = expected(c, LAYOUT)
+    assert known.round_s == pytest.approx(7, rel=1e-3)
+    assert known.train_s == pytest.approx(5, rel=1e-3)
+
+
+def test_steps_of_a_run_are_those_of_its_metrics():
+    lines = [
+        {"kind": "island", "island": "eu", "train_s": 1.0, "steps": 10},
+        {"kind": "island", "island": "eu", "train_s": 3.0, "steps": 10},
+        {"kind": "commit"},
+        {"kind": "island", "island": "us", "train_s": 0.0, "steps": 0},
+    ]
+    assert steps.steps_of_run(lines) == {"eu": 0.2}

@@ -110,3 +110,12 @@ def test_a_commit_is_made_durable_early_when_too_much_is_kept_until_the_next():
     world = finish(World(rounds=10, changes={"checkpoint_every": 10, "crowded": crowded}))
     assert durable(world) == [3, 6, 9, 10]
     assert all(entries for *_, entries in world.manifests), "islands hand their inner state over when asked"
+
+
+def test_a_storage_slower_than_rounds_gets_some_of_them_and_the_last():
+    world = finish(World(rounds=10, write_s=9.0))
+    written = durable(world)
+    assert written[-1] == 10 and 3 <= len(written) < 10
+    postponed = [fields["round"] for fields in world.kinds("checkpoint_postponed")]
+    assert sorted(written + postponed) == list(range(1, 11))
+    assert not world.kinds("storage_awaited"), "training never waits for it"

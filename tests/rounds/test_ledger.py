@@ -1,5 +1,7 @@
 """The ledger: leases, credits, returns, and the balance that must always hold."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +56,23 @@ def test_every_block_is_credited_at_most_once_and_none_is_lost(actions):
     rest = ledger.lease(ledger.issued + 1).blocks
     in_flight = {v for lease in flying for r in lease.blocks for v in range(r.start, r.stop)}
     assert not in_flight & {v for r in rest for v in range(r.start, r.stop)}
+
+
+indices = st.frozensets(st.integers(0, 40))
+
+
+@given(st.lists(indices), st.integers(1, 30))
+def test_a_ledger_of_many_holes_issues_credits_and_counts_as_a_set_would(parts, count):
+    ledger, credited = Ledger("text"), set()
+    leases = [ledger.lease(1) for _ in range(41)]
+    for part in parts:
+        for index in sorted(part - credited, key=lambda k: (k * 7) % 41):
+            ledger.credit(leases[index])
+        credited |= part
+        assert {v for r in ledger.credited for v in range(r.start, r.stop)} == credited
+        assert all(a.stop < b.start for a, b in pairwise(ledger.credited))
+    missing = [k for k in range(41) if k not in credited]
+    for index in missing[::-1]:
+        ledger.release(leases[index])
+    again = [v for r in ledger.lease(count).blocks for v in range(r.start, r.stop)]
+    assert again == [*missing, *range(41, 41 + count)][:count]

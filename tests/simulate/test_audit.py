@@ -43,7 +43,7 @@ def test_a_ledger_that_issues_a_block_twice_is_blamed(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Ledger, "lease", twice)
     monkeypatch.setattr(Ledger, "_land", lambda self, lease: self._flying.pop(lease.number))
-    monkeypatch.setattr("ray_diloco.rounds.ledger.intersect", lambda *_: ())
+    monkeypatch.setattr("ray_diloco.rounds.ledger._Blocks.meets", lambda *_: False)
     assert "were credited before" in blamed("wait")
 
 

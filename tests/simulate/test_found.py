@@ -1,0 +1,61 @@
+"""Bugs in the run loop that random schedules have found, each as the few calls that it takes."""
+
+from typing import Any
+
+from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.ledger import Ledger
+from ray_diloco.rounds.members import Member, State
+from ray_diloco.rounds.plans import FreePlans, Halt, Plans
+from ray_diloco.rounds.position import Position
+from ray_diloco.simulate.schedules import setup_of
+
+
+class Nobody:
+    """A journal that nobody reads."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Keeps nothing."""
+
+
+def planner(kind: type, variant: str) -> tuple[Any, dict[str, Member], Position]:
+    position = Position(ledgers={"blocks": Ledger("blocks")})
+    rules = setup_of(variant, 2).rules(position)
+    members = {name: Member(name, 0, State.READY) for name in ("i0", "i1")}
+    plans = kind(rules, position, members, Nobody())
+    for name in members:
+        plans.launched(name)
+    return plans, members, position
+
+
+def test_a_segment_is_not_over_before_all_that_is_emitted_after_it_is_concluded() -> None:
+    # Seed 107417: a fast island concluded the first fragment of the last round and was lost before the others.  The
+    # slow one took the segment for over and waited for the end of the run, which nobody could bring about.
+    plans, members, position = planner(Plans, "bins")
+    last = setup_of("bins", 2).config.run.rounds
+    for round_ in range(1, last + 1):
+        assert plans.take(members["i1"], Halt()) is not None
+        plans.concluded(Due(0, round_))
+        assert not plans.over(members["i0"])
+        assert plans.take(members["i0"], Halt()) is not None
+        plans.concluded(Due(1, round_))
+        plans.concluded(Due(2, round_))
+    assert plans.over(members["i0"])
+    assert position.round == last
+
+
+def test_a_round_that_has_a_number_is_not_trained_for_again_when_its_island_is_lost() -> None:
+    # Seeds 106436 and 109792: a loss between the number of a round and its merge freed a place that was still taken,
+    # and the run had one round too many.
+    plans, members, position = planner(FreePlans, "reanchored")
+    rounds = 2 * setup_of("reanchored", 2).config.run.rounds
+    for number in range(1, rounds + 1):
+        assert plans.take(members["i0"], Halt()) is not None
+        fragments = range(setup_of("reanchored", 2).fragments)
+        dues = [plans.numbered(Due(fragment, 0), "i0") for fragment in fragments]
+        assert dues == [Due(fragment, number) for fragment in fragments]
+        if number == rounds:
+            plans.withdraw("i0")
+            assert plans.take(members["i1"], Halt()) is None
+        for due in dues:
+            plans.concluded(due)
+    assert position.round == rounds
