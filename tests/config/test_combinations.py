@@ -114,7 +114,7 @@ REFUSED = {
     "a pace beside channels": (
         148, [*SCAFFOLD, "schedule.adaptive=loss"], "channels (control)", "schedule.adaptive to its default",
     ),
-    "a pace of a channel": (148, ["channels.fast.schedule.adaptive=loss"], "channels.fast.schedule.adaptive", "leave out"),
+    "a pace of a channel": (148, ["channels.fast.schedule.adaptive=loss"], "fast.schedule.adaptive", "leave out"),
     "a pace for islands that have their own": (148, [*ASYNC, "schedule.adaptive=loss"], "own pace", "by_speed"),
     "an order of one": (148, ["schedule.priority=true"], "schedule.priority=true", "schedule.spread=true"),
     "an order of fragments that go together": (
@@ -122,7 +122,7 @@ REFUSED = {
     ),
     "growth of nothing": (148, ["schedule.adaptive=rate"], "schedule.growth=0", "times inner.lr"),
     "bounds that cross": (
-        148, ["schedule.adaptive=loss", "schedule.least=9", "schedule.most=5"], "schedule.most=5", "raise schedule.most",
+        148, ["schedule.adaptive=loss", "schedule.least=9", "schedule.most=5"], "most=5", "raise schedule.most",
     ),
     "controls with adamw": (142, [*SCAFFOLD, "inner.optimizer.name=adamw"], "name=adamw", "inner.optimizer.name=sgd"),
     "controls with momentum": (142, [*SCAFFOLD, "inner.optimizer.momentum=0.9"], "momentum=0.9", "momentum=0"),

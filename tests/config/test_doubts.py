@@ -20,7 +20,7 @@ WARNED = {
     ),
     "a merge that is late": (["schedule.lag=1", "inner.H=30"], "schedule.lag=1 with rounds of 30 steps", "own_fresh"),
     "a decay that ends elsewhere": (
-        ["schedule.adaptive=loss", "inner.schedule.kind=cosine"], "schedule.adaptive=loss", "inner.schedule.total_steps",
+        ["schedule.adaptive=loss", "inner.schedule.kind=cosine"], "schedule.adaptive=loss", "total_steps",
     ),
     "a mix without delay": (["adopt.kind=mix"], "schedule.delay=0", "elastic averaging"),
     "islands that never meet": (["adopt.kind=keep"], "of 2 islands never meet", "average"),
