@@ -16,9 +16,10 @@ from ray_diloco.config.blocks import ChannelConfig
 from ray_diloco.config.combinations import check_combinations
 from ray_diloco.config.doubts import doubts
 from ray_diloco.config.functions import check_import_path
+from ray_diloco.config.islands import IslandsConfig
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, PLAN_NUMBERS, SIGNALS, Bound
-from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, elastic, island_data, island_names
+from ray_diloco.config.schema import Config, DataConfig, InnerConfig, elastic, island_data, island_names
 from ray_diloco.errors import ConfigError
 
 # The run's own exchange, beside its channels.
