@@ -24,6 +24,7 @@ from ray_diloco.config.blocks import (
 )
 from ray_diloco.config.islands import GuardConfig, IslandsConfig
 from ray_diloco.config.plan import PlanConfig
+from ray_diloco.config.simulate import SimulateConfig
 
 
 @dataclass
@@ -319,6 +320,7 @@ class Config:
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)
 
 
 # Islands that anybody may ask for where islands.max does not say.
