@@ -3,8 +3,7 @@
 An exchange of a fragment is: the island encodes, its message goes to the anchor's side, the anchor merges and steps,
 its message comes back, the island adopts.  Encoding and adopting stop the island; the rest is exposed only where it
 takes longer than the `τ` steps that are made meanwhile: `max(0, T − τ c)` (../shared/algorithms.md §8.4).  All islands
-share the link of the island beside which the anchor lives.  A connection was idle while islands trained, so TCP begins
-a message with ten segments and doubles them each time there and back (RFC 6928, RFC 5681 §4.1).
+share the link of the island beside which the anchor lives.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from dataclasses import dataclass
 # Control messages and object pulls that wait for one another in an exchange, each a time there and back: emit, the
 # shard's pull, prepare to commit, the rank's pull, adopt to the next training call (`rounds/loop.py`).
 ROUND_TRIPS = 5
-# Bytes that TCP sends first on a connection that was idle: ten segments of Ethernet.
-_FIRST_WINDOW = 10 * 1448
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,8 @@ def exchange_time(
     """How long the slowest island takes for one exchange."""
     far = [name for name in sites if name != anchor]
     hub = sites[anchor].link
-    up = max([message_s(load.up[n], sites[n].link.up, sites[n].link.rtt_s) for n in far], default=0.0)
-    down = max([message_s(load.down, sites[n].link.down, sites[n].link.rtt_s) for n in far], default=0.0)
+    up = max([_seconds(load.up[n], sites[n].link.up) for n in far], default=0.0)
+    down = max([_seconds(load.down, sites[n].link.down) for n in far], default=0.0)
     return Exchange(
         speeds.emit * load.elements / ranks,
         max(up, _seconds(sum(load.up[n] for n in far), hub.down)),
@@ -128,22 +125,6 @@ def exchange_time(
         speeds.adopt * load.elements,
         ROUND_TRIPS * max([sites[n].link.rtt_s for n in far], default=0.0),
     )
-
-
-def message_s(nbytes: float, rate: float, rtt_s: float) -> float:
-    """Seconds until a message is there, without the first time there and back: growing windows, then the link's rate.
-
-    Windows of `w, 2w, 4w …` have carried `w (2^n − 1)` bytes after `n` times there and back; they grow until one of
-    them fills the link.
-    """
-    if not rtt_s or nbytes <= _FIRST_WINDOW:
-        return _seconds(nbytes, rate)
-    full = rate * rtt_s if rate else math.inf
-    if full <= _FIRST_WINDOW:
-        return _seconds(nbytes, rate)
-    growing = min(nbytes, full - _FIRST_WINDOW)
-    grown_s = rtt_s * max(0.0, math.log2(1 + growing / _FIRST_WINDOW) - 1)
-    return max(_seconds(nbytes, rate), grown_s + _seconds(nbytes - growing, rate))
 
 
 def round_time(
