@@ -50,7 +50,7 @@ def check(config: Config) -> list[str]:
     _check_names(config)
     _check_islands(config)
     _check_model(config)
-    for name in island_names(config):
+    for name in {**dict.fromkeys(island_names(config)), **config.islands.overrides}:
         _check_data(island_data(config, name), name if name in config.islands.overrides else None)
     _check_inner(config.inner)
     _check_quorum(config)
