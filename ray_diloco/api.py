@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_diloco.config.check import check
 from ray_diloco.config.compose import compose, composed_from
-from ray_diloco.config.schema import Config, island_data, island_names
+from ray_diloco.config.schema import Config, island_data, slot_names
 from ray_diloco.config.typed import Composed
 from ray_diloco.errors import CheckpointError, ConfigError
 
@@ -155,7 +155,7 @@ def prepare_data(config: Config, display: Display | None = None) -> tuple[dict[s
 
     heldout = prepare(config.data, config.tokenizer, progress)
     corpora = {}
-    for name in island_names(config):
+    for name in slot_names(config):
         data = island_data(config, name)
         corpora[name] = (
             heldout if data == config.data else prepare(data, config.tokenizer, progress, trained_on=config.data)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ray_diloco import steering
+from ray_diloco import simulating, steering
 from ray_diloco.advice import add_commands
 from ray_diloco.errors import (
     EXIT_FAILED,
@@ -107,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(handler=_evaluate)
 
     steering.add_commands(commands)
+    simulating.add_commands(commands)
     add_commands(commands)
     commands.add_parser("version", help="versions of this package and what it stands on").set_defaults(handler=_version)
     return parser
@@ -159,7 +160,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     """Parses; settings may stand before, between and behind the options, which argparse alone does not allow."""
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    free = arguments.command in ("train", "compare", "plan", "doctor")
+    free = arguments.command in ("train", "compare", "plan", "doctor", "simulate")
     unknown = [text for text in rest if text.startswith("-") or not free]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

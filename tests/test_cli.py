@@ -53,6 +53,7 @@ def test_the_surface_of_the_command_is_frozen() -> None:
         "status": ["-h", "--help", "run", "--root", "--address", "--json"],
         "stop": ["-h", "--help", "run", "--root", "--address"],
         "doctor": ["-h", "--help", "settings", "--config", "--conf-dir", "--cluster", "--json"],
+        "simulate": ["-h", "--help", "settings", "--config", "--conf-dir", "--json", "--seeds"],
         "plan": ["-h", "--help", "settings", "--config", "--conf-dir", "--table", "--json"],
         "version": ["-h", "--help"],
     }

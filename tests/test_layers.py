@@ -12,7 +12,7 @@ import ray_diloco
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ray_diloco"
 SERVICES = ("config", "data", "checkpoint", "observe", "provenance")
-DOORS = ("cli", "api", "tune")
+DOORS = ("cli", "api", "advice", "tune")
 
 # What a layer may know: parts of this package, and packages beside the standard library.
 INSIDE = {

@@ -6,6 +6,7 @@ answers while it runs, so a local run can be spoken to from any process of the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,12 +28,15 @@ ANSWER_S = 30.0
 @contextmanager
 def announced(directory: RunDirectory) -> Iterator[None]:
     """While the block runs, the run's folder says where its Ray answers."""
-    directory.path.mkdir(parents=True, exist_ok=True)
-    directory.address.write_text(ray.get_runtime_context().gcs_address, encoding="utf-8")
+    # Whether the folder can be written is for the driver to say; a run that is not announced has RAY_ADDRESS.
+    with contextlib.suppress(OSError):
+        directory.path.mkdir(parents=True, exist_ok=True)
+        directory.address.write_text(ray.get_runtime_context().gcs_address, encoding="utf-8")
     try:
         yield
     finally:
-        directory.address.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            directory.address.unlink(missing_ok=True)
 
 
 class Control:

@@ -227,6 +227,7 @@ class Driver:
             )
             position, owes = books.position, books.owes_evaluation
             run = self._loop = Run(rules, position, fleet, anchor, durable, journal, owes_evaluation=owes)
+            run.keep(crews)
             fleet.noticed = lambda name: run.drain(name, "its machine is about to go", returns=True)
             self._status = "running"
             if self._stop_asked:

@@ -180,7 +180,7 @@ class RayIsland:
         return fitted
 
     async def reset(self) -> None:
-        """Makes the inner state of all ranks that of optimisers that have not stepped."""
+        """Makes the inner state that of optimisers that have not stepped, and warms the learning rate up again."""
         calls = [rank.reset.remote() for rank in self._ranks]
         await answers(calls, f"resetting the inner state of {self.name}", self._settings.deadlines.exchange_s)
 
@@ -384,9 +384,9 @@ class RayFleet:
                     self._journal.event("warning", text=text)
                 return
         except DilocoError as error:
-            # It may have fitted some of the ranks, and they would step apart.
-            await island.reset()
             reason = error.what
+        # What was found may have fitted some of the ranks, and they would step apart.
+        await island.reset()
         self._journal.event("inner_state_reset", island=island.name, round=newest.round, reason=reason)
 
 

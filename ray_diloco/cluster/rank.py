@@ -312,8 +312,9 @@ class Rank:
         return self._exchanges.load_state(mine, parameters)
 
     def reset(self) -> None:
-        """Forgets the inner state."""
+        """Forgets the inner state, and warms the learning rate up again."""
         self._inner.reset_inner_state()
+        self._inner.rewarm()
         self._exchanges.forget()
 
     @ray.method(concurrency_group="control")

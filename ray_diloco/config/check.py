@@ -16,9 +16,10 @@ from ray_diloco.config.blocks import ChannelConfig
 from ray_diloco.config.combinations import check_combinations
 from ray_diloco.config.doubts import doubts
 from ray_diloco.config.functions import check_import_path
+from ray_diloco.config.islands import IslandsConfig
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, PLAN_NUMBERS, SIGNALS, Bound
-from ray_diloco.config.schema import Config, DataConfig, InnerConfig, IslandsConfig, elastic, island_data, island_names
+from ray_diloco.config.schema import Config, DataConfig, InnerConfig, elastic, island_data, island_names
 from ray_diloco.errors import ConfigError
 
 # The run's own exchange, beside its channels.
@@ -49,7 +50,7 @@ def check(config: Config) -> list[str]:
     _check_names(config)
     _check_islands(config)
     _check_model(config)
-    for name in island_names(config):
+    for name in {**dict.fromkeys(island_names(config)), **config.islands.overrides}:
         _check_data(island_data(config, name), name if name in config.islands.overrides else None)
     _check_inner(config.inner)
     _check_quorum(config)

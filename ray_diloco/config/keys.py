@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ray_diloco.config.schema import Config, IslandsConfig
+from ray_diloco.config.islands import IslandsConfig
+from ray_diloco.config.schema import Config
 from ray_diloco.config.yamlfile import KeyPath
 from ray_diloco.errors import ConfigError
 

@@ -38,7 +38,7 @@ from ray_diloco.inner.model import build_model
 from ray_diloco.inner.muon import hidden_matrices, place_matrices
 from ray_diloco.inner.noise import seed_step
 from ray_diloco.inner.optimizer import OPTIMIZERS
-from ray_diloco.inner.schedule import learning_rate_factor
+from ray_diloco.inner.schedule import learning_rate_factor, rewarm_factor
 from ray_diloco.inner.settings import RankSettings
 from ray_diloco.inner.slices import commit_writes, emitted_ranges, find_homes, layout_of_model, slices_of
 from ray_diloco.inner.stop import StopVote
@@ -79,6 +79,9 @@ class TrainReport:
     skipped: int
     finite: bool
     stopped: bool
+
+# Name, among the pieces of an inner state, of the steps that are left of a warm-up after a reset.
+REWARM = "rewarm"
 
 
 class InnerRank:
@@ -128,6 +131,7 @@ class InnerRank:
         self.correction: Correction | None = None
         self.mix: EvaluationMix | None = None
         self.rate_sum = 0.0
+        self._rewarm_left = 0
         if self._stage > 0:
             before_each_step(self._engine.basic_optimizer, self._correct)
         if initial:
@@ -211,8 +215,12 @@ class InnerRank:
         return losses[: len(blocks)]
 
     def inner_state(self) -> dict[str, np.ndarray]:
-        """Copy of the optimiser state of the elements in `emits` (`ray_diloco.inner.state` names the pieces)."""
-        return state.read_state(self._engine.basic_optimizer, self._homes, self.emits, self._state_names)
+        """Copy of the optimiser state of the elements in `emits` (`ray_diloco.inner.state` names the pieces).
+
+        Beside them, the steps that are left of a warm-up after a reset.
+        """
+        pieces = state.read_state(self._engine.basic_optimizer, self._homes, self.emits, self._state_names)
+        return pieces | ({REWARM: np.asarray(self._rewarm_left, dtype=np.int64)} if self._rewarm_left else {})
 
     def load_inner_state(self, pieces: Mapping[str, np.ndarray]) -> None:
         """Restores the state from the pieces of all ranks of an island, of any world size and ZeRO stage.
@@ -220,11 +228,18 @@ class InnerRank:
         Raises:
           InnerError: RD-730, the pieces do not cover what this rank holds; the state is unchanged then.
         """
-        state.write_state(self._engine.basic_optimizer, self._homes, self._state_names, pieces)
+        of_optimizer = {name: piece for name, piece in pieces.items() if name != REWARM}
+        state.write_state(self._engine.basic_optimizer, self._homes, self._state_names, of_optimizer)
+        self._rewarm_left = int(pieces.get(REWARM, 0))
 
     def reset_inner_state(self) -> None:
         """Makes the next step that of an optimiser that has not stepped."""
         state.reset_state(self._engine.basic_optimizer, self._homes)
+        self._rewarm_left = 0
+
+    def rewarm(self) -> None:
+        """Warms the learning rate up again: moments that begin anew in the middle of a run know nothing yet."""
+        self._rewarm_left = self.settings.inner.schedule.rewarm_steps
 
     def close(self) -> None:
         """Frees the engine, and leaves the process group if this rank joined it."""
@@ -236,6 +251,8 @@ class InnerRank:
         """One optimiser step; mean loss of its micro-batches and gradient norm before clipping."""
         s, engine = self.settings, self._engine
         factor = learning_rate_factor(s.inner.schedule, step, s.total_steps) if self._kind.scheduled else 1.0
+        if self._rewarm_left and self._kind.scheduled:
+            factor *= rewarm_factor(s.inner.schedule, self._rewarm_left)
         set_learning_rates(engine, factor)
         seed_step(s.seed, s.island, s.rank, step, self.device)
         skipped = engine.skipped_steps
@@ -254,6 +271,7 @@ class InnerRank:
         if self._stage > 0:
             norm = engine.get_global_grad_norm()
         if engine.skipped_steps == skipped:
+            self._rewarm_left = max(0, self._rewarm_left - 1)
             self.rate_sum += self._kind.base_lr(s.inner) * factor
         elif self.mix is not None:
             # No step has replaced the mixed values in the model that computes.

@@ -26,6 +26,12 @@ def learning_rate_factor(schedule: InnerScheduleConfig, step: int, total_steps: 
     return min(warm_up, SCHEDULES[schedule.kind](schedule, step, total_steps))
 
 
+def rewarm_factor(schedule: InnerScheduleConfig, left: int) -> float:
+    """What the learning rate is multiplied by where `left` steps of a warm-up after a reset are still to come."""
+    length = schedule.rewarm_steps
+    return (length - left + 1) / length if 0 < left <= length else 1.0
+
+
 def _constant(_schedule: InnerScheduleConfig, _step: int, _total_steps: int) -> float:
     return 1.0
 

@@ -10,7 +10,7 @@ every other method is another schedule, quorum, topology or weigher.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ray_diloco.errors import InfeasibleError
@@ -54,6 +54,9 @@ class Run:
         for fragment in range(rules.schedule.fragments):
             position.versions.setdefault(fragment, 0)
         self._fleet, self._journal = fleet, journal
+        self._slots: dict[str, asyncio.Task[None]] = {}
+        # Done when there are more slots than the run waits for.
+        self._more: asyncio.Future[None] | None = None
         self._failures = Failures(rules.max_losses)
         planner: type[Planner] = FreePlans if rules.free else Plans
         plans = self._plans = planner(rules, position, self.members, journal)
@@ -73,17 +76,19 @@ class Run:
 
     async def run(self) -> Literal["finished", "stopped"]:
         """Runs until the last round is committed, `stop` is called, or nothing can go on."""
-        slots = {asyncio.create_task(self._slot(name), name=name) for name in self.rules.islands}
+        self._fill(self._membership.slots)
         halted = asyncio.create_task(self._durability.stopped())
         watches = {asyncio.create_task(self._membership.watch()), asyncio.create_task(self._durability.keep_up())}
-        waiting: set[asyncio.Future[Any]] = {*slots, halted, *watches, self._failures.ended}
         try:
-            while not (halted.done() or all(slot.done() or self._needless(slot.get_name()) for slot in slots)):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while not (halted.done() or all(slot.done() or self._needless(name) for name, slot in self._slots.items())):
+                self._more = asyncio.get_running_loop().create_future()
+                open_ = {slot for slot in self._slots.values() if not slot.done()}
+                waiting: set[asyncio.Future[Any]] = {*open_, halted, *watches, self._failures.ended, self._more}
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         finally:
-            await self._rounds.end({*slots, halted, *watches})
+            await self._rounds.end({*self._slots.values(), halted, *watches})
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:
@@ -95,7 +100,13 @@ class Run:
 
     def scale(self, asked: Mapping[str, int]) -> list[str]:
         """Asks for numbers of islands by region ("" is the whole run); see `Membership.scale`."""
-        return self._membership.scale(asked)
+        wanted = self._membership.scale(asked)
+        self._fill(wanted)
+        return wanted
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Wants islands too that live on from an earlier driver; to be called before `run`."""
+        self._membership.keep(names)
 
     def drain(self, name: str, reason: str = "asked to", *, returns: bool = False) -> None:
         """Asks an island to leave; see `Membership.drain`."""
@@ -125,6 +136,14 @@ class Run:
         return self._over and self.members[name].state in (*ABSENT, State.LAUNCHING, State.JOINING)
 
     # The supervisor of an island.
+
+    def _fill(self, names: Iterable[str]) -> None:
+        """Gives each of these slots its supervisor, if it has none."""
+        for name in names:
+            if name not in self._slots:
+                self._slots[name] = asyncio.create_task(self._slot(name))
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
     async def _slot(self, name: str) -> None:
         """Keeps a slot filled while an island is wanted there: one incarnation after the other."""

@@ -8,7 +8,7 @@ change of who takes part goes through a method here that writes its event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -47,6 +47,15 @@ class Membership:
         self.waiting = ""
 
     # Who shall be there.
+
+    @property
+    def slots(self) -> list[str]:
+        """Slots that are to be filled now, or as soon as there is room."""
+        return [name for name in self._rules.islands if name in self._asked_for or name in self._spare]
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Wants these as well, as far as the run can have them."""
+        self._asked_for |= self._rules.islands.keys() & set(names)
 
     def scale(self, asked: Mapping[str, int]) -> list[str]:
         """Asks for numbers of islands by region ("" is the whole run); returns the slots that are wanted from now on.
@@ -157,7 +166,8 @@ class Membership:
 
     def _open(self, name: str) -> bool:
         if self._plans.complete:
-            return True
+            # Whoever was there until now may still be needed for the last evaluation; nobody else.
+            return name in self._asked_for
         if now() < self._until.get(name, 0.0) or (self._banished(name) and not self._short):
             return False
         return name in self._asked_for or (name in self._spare and self._may_grow(name))

@@ -13,7 +13,7 @@ class Figures:
     """Sums over all islands and lives.
 
     Attributes:
-      trained_steps, trained_tokens: made, committed or not.
+      trained_steps, trained_tokens, trained_s: made, committed or not, and the time that took.
       train_s, send_s, wait_s, adopt_s, wall_s: of rounds that islands have taken part in.
       contributions: merged.
       counts: events by kind.
@@ -21,6 +21,7 @@ class Figures:
 
     trained_steps: int = 0
     trained_tokens: int = 0
+    trained_s: float = 0.0
     train_s: float = 0.0
     send_s: float = 0.0
     wait_s: float = 0.0

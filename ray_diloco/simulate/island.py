@@ -78,21 +78,29 @@ class SimIsland:
         steps = work.steps
         if work.seconds:
             steps = max(1, min(steps, int(work.seconds / pace)))
-        half = steps // 2 * pace
-        if self._world.plan:
-            await self._trouble.spend(half)
-            await self._trouble.pass_(self._round, MID_INNER)
-            await self._trouble.spend(steps * pace - half)
-        else:
-            await self._trouble.spend(steps * pace)
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._step(steps * pace, steps // 2 * pace)
+        except IslandLost:
+            done = min(steps, int((self._trouble.lost_at - began) / pace))
+            self._world.spent(done, done * self._per_step * self._setup.tokens_per_block, done * pace)
+            raise
         blocks = work.lease.blocks if steps == work.steps else first(work.lease.blocks, steps * self._per_step)
         self._theta, loss = trained(self._theta, self.name, steps, blocks)
         tokens = steps * self._per_step * self._setup.tokens_per_block
         self._blocks.append(blocks)
         self._steps += steps
         self._tokens += tokens
-        self._world.spent(self.name, steps, tokens)
+        self._world.spent(steps, tokens, steps * pace)
         return Report(steps, tokens, loss, steps * pace)
+
+    async def _step(self, seconds: float, half: float) -> None:
+        """Lets the time of a segment pass."""
+        if self._world.plan:
+            await self._trouble.spend(half)
+            await self._trouble.pass_(self._round, MID_INNER)
+            seconds -= half
+        await self._trouble.spend(seconds)
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """See `Island.emit`."""

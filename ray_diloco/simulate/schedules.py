@@ -60,7 +60,13 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "fast": ("channels.fast.H=2", "channels.fast.fragments.kind=random", "channels.fast.outer.kind=sgd"),
     "robust": ("merge.kind=median", "quorum.kind=at_least", "quorum.n=2"),
     "moments": ("outer.kind=adamw", "checkpoint.inner=false"),
-    "reanchored": ("quorum.kind=immediate", "outer.kind=sgd", "stale.reanchor=true", "fragments.kind=bins", "fragments.count=2"),
+    "reanchored": (
+        "quorum.kind=immediate",
+        "outer.kind=sgd",
+        "stale.reanchor=true",
+        "fragments.kind=bins",
+        "fragments.count=2",
+    ),
 }
 
 # Errors with which a run may end when enough goes wrong: too many failures in a row, too many lives.

@@ -52,7 +52,7 @@ class Trouble:
         self._plan, self._link, self._driver = plan, link, driver
         self.damage = ""
         self._later: Fault | None = None
-        self.lost = ""
+        self.lost, self.lost_at = "", 0.0
         rates = conditions.rates
         self._dies = self._freezes = self._cut = self._slow = math.inf
         self._luck: Random | None = None
@@ -125,6 +125,7 @@ class Trouble:
     async def _fail(self, kind: str) -> None:
         conditions = self._conditions
         seconds = conditions.detect_s if kind == EXIT else conditions.silence_s
+        self.lost_at = asyncio.get_running_loop().time()
         self.lost = "a rank died" if kind == EXIT else f"no sign of life for {conditions.silence_s:g} s"
         await asyncio.sleep(seconds)
         raise IslandLost(self.lost)

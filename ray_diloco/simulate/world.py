@@ -8,7 +8,7 @@ on all the while and holds the run to what must always hold (../shared/design.md
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class World:
       audited: hold it to the invariants; costs memory for every anchor that was.
       kept_commits: good commits that the store keeps.
       keep_events: keep the tape.
+      watch: called after each commit.
     """
 
     setup: Setup
@@ -80,6 +81,7 @@ class World:
     audited: bool = True
     kept_commits: int = 4
     keep_events: bool = True
+    watch: Callable[[World], None] | None = None
 
     def __post_init__(self) -> None:
         self.events: list[Event] = []
@@ -94,6 +96,11 @@ class World:
         self._gone: asyncio.Future[str] | None = None
 
     # All lives.
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start of the run, while it runs."""
+        return asyncio.get_running_loop().time()
 
     def run(self) -> Ending:
         """Runs to the end."""
@@ -190,8 +197,9 @@ class World:
             return 1 + (round_ - 1) * self.setup.config.run.rounds // schedule.rounds
         return 1 + max(0, schedule.emission_step(Due(fragment, round_)) - 1) // schedule.H
 
-    def spent(self, name: str, steps: int, tokens: int) -> None:
+    def spent(self, steps: int, tokens: int, seconds: float) -> None:
         """An island has trained."""
+        self.figures.trained_s += seconds
         self.figures.trained_tokens += tokens
         self.figures.trained_steps += steps
 
@@ -266,6 +274,8 @@ class World:
             tokens=self.position.tokens,
         )
         self.figures.contributions += len(offers)
+        if self.watch is not None:
+            self.watch(self)
 
     def evaluated(self, round_: int, losses: Sequence[BlockLoss]) -> None:
         """See `Journal.evaluated`."""

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from ray_diloco.config.compose import Composed, compose, composed_from
-from ray_diloco.config.schema import Config, IslandOverrideConfig, RunConfig, island_data
+from ray_diloco.config.islands import IslandOverrideConfig
+from ray_diloco.config.schema import Config, RunConfig, island_data
 from ray_diloco.errors import ConfigError
 
 

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_diloco.config.compose import compose, composed_from
+from ray_diloco.config.islands import IslandOverrideConfig, IslandsConfig
 from ray_diloco.config.keys import dotted, schema_keys
-from ray_diloco.config.schema import Config, DataConfig, ExportConfig, IslandOverrideConfig, IslandsConfig, ModelConfig
+from ray_diloco.config.schema import Config, DataConfig, ExportConfig, ModelConfig
 from ray_diloco.config.show import config_yaml
 from ray_diloco.config.typed import leaf_values
 

@@ -138,6 +138,12 @@ def engine_scenario(stage, precision, rank_number, world):
     restore(rank, record["initial"])
     rank.reset_inner_state()
     record["from_reset"], _ = train(rank, 0, 3)
+    rank.rewarm()
+    rank.rate_sum = 0.0
+    train(rank, 3, 3)
+    record["rate_rewarmed"], record["rewarm"] = rank.rate_sum, rank.inner_state().get("rewarm")
+    rank.load_inner_state(record["state"])
+    record["rewarm_of_old"] = rank.inner_state().get("rewarm")
     rank.close()
 
     fresh = InnerRank(settings(stage, precision, rank_number, world))

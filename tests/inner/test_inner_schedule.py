@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_diloco.config.schema import InnerScheduleConfig
-from ray_diloco.inner.schedule import SCHEDULES, learning_rate_factor
+from ray_diloco.inner.schedule import SCHEDULES, learning_rate_factor, rewarm_factor
 
 
 def wsd(**changes):
@@ -58,3 +58,9 @@ def test_no_warm_up_begins_at_one():
 def test_a_factor_is_above_zero_and_at_most_one(kind, warmup, decay, final, step, total):
     schedule = InnerScheduleConfig(kind=kind, warmup_steps=warmup, decay_steps=decay, final_ratio=final)
     assert 0.0 < learning_rate_factor(schedule, step, total) <= 1.0 + 1e-12
+
+
+def test_a_rate_is_warmed_up_again_step_by_step():
+    schedule = InnerScheduleConfig(rewarm_steps=4)
+    assert [rewarm_factor(schedule, left) for left in (4, 3, 2, 1, 0)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rewarm_factor(InnerScheduleConfig(rewarm_steps=0), 3) == 1.0

@@ -210,6 +210,9 @@ def test_saved_inner_state_and_values_continue_identically_in_a_new_engine(world
 def test_a_reset_inner_state_trains_like_a_new_engine(worlds, world, engine):
     for record in worlds[world]:
         np.testing.assert_array_equal(record[engine]["from_reset"], record[engine]["before"])
+        # Of the ten steps of a warm-up after a reset, three: with 0.1, 0.2 and 0.3 of the rate; seven are left.
+        np.testing.assert_allclose(record[engine]["rate_rewarmed"], LR * 0.6, rtol=1e-9)
+        assert record[engine]["rewarm"] == 7 and record[engine]["rewarm_of_old"] is None
 
 
 def assembled(layout, pieces, name):

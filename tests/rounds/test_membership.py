@@ -262,3 +262,10 @@ def test_a_part_of_the_islands_is_one_of_those_that_are_present():
     assert world.run() == "finished"
     closed = [len(f["islands"]) for f in world.kinds("round_closed")]
     assert closed[0] == 1 and closed[-1] >= 2
+
+
+def test_islands_that_live_on_from_an_earlier_driver_are_wanted_too():
+    world = elastic(rounds=4, changes={"grows": False})
+    world.before = lambda run: run.keep(["i2", "elsewhere"])
+    finish(world)
+    assert merged(world)[-1] == ["i0", "i1", "i2"]

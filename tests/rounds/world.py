@@ -8,6 +8,7 @@ room for an island (always, where it is not named), and `script` what somebody a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,6 +75,7 @@ class World:
     losses: dict = field(default_factory=dict)
     reset: list = field(default_factory=list)
     changes: dict = field(default_factory=dict)
+    before: Callable[[Run], None] = lambda run: None
     # Filled while running.
     anchor: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
     buffer: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
@@ -205,6 +207,7 @@ class World:
 
         async def main():
             run = Run(self.rules(), self.position, self, self, self, self, self.owes_evaluation)
+            self.before(run)
             loop = asyncio.get_running_loop()
             if self.stop_at is not None:
                 loop.call_later(self.stop_at, run.stop)
@@ -287,8 +290,10 @@ def replay(world):
     anchors = [anchor]
     for round_ in range(1, world.rounds + 1):
         deltas, weights = [], []
-        for name, _, work in sorted(world.trained, key=lambda row: row[0]):
-            if work.segment == round_ and (round_, name) in committed:
+        # An island that died before it could offer may have trained a segment twice; the second time counts.
+        last = {name: work for name, _, work in world.trained if work.segment == round_}
+        for name, work in sorted(last.items()):
+            if (round_, name) in committed:
                 theta = anchor.copy()
                 virtual = [v for r in work.lease.blocks for v in range(r.start, r.stop)]
                 for s in range(0, len(virtual), 2):
