@@ -8,6 +8,7 @@ on all the while and holds the run to what must always hold (../shared/design.md
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -279,7 +280,8 @@ class World:
 
     def evaluated(self, round_: int, losses: Sequence[BlockLoss]) -> None:
         """See `Journal.evaluated`."""
-        self.event("evaluation", round=round_, loss=sum(loss.nats for loss in losses) / len(losses))
+        loss = sum(loss.nats for loss in losses) / len(losses)
+        self.event("evaluation", round=round_, loss=loss, ppl=math.exp(min(loss, 700.0)), blocks=len(losses))
 
     async def trace(self, due: Due | None, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
         """See `Journal.trace`."""
