@@ -39,6 +39,7 @@ EVENTS: dict[str, str] = {
     "islands_awaited": "Too few islands are here; no new segment begins (have, need, islands).",
     "islands_enough": "Enough islands are here again (have, waited_s).",
     "island_strayed": "The inner loss of an island has left the usual one (island, incarnation, loss, usual).",
+    "round_laid_out": "The steps after which the fragments of a round are sent were found (round, emissions).",
     "round_opened": "Islands were given a segment of inner steps (segment, step, until, islands).",
     "contribution_rejected": "A contribution does not count (round, fragment, island, number, reason).",
     "round_closed": "No more contributions are taken for a round (round, fragment, islands, absent).",

@@ -33,6 +33,7 @@ SENTENCES: dict[str, str | None] = {
     "islands_awaited": "waiting for islands: {have} of {need} are here[; missing: {islands}]",
     "islands_enough": "{have} islands are here, the run goes on[ after {waited_s}]",
     "island_strayed": "island {island} has strayed: loss {loss}[ where {usual} is usual]; it goes back to the anchor",
+    "round_laid_out": None,
     "round_opened": None,
     "contribution_rejected": "contribution of island {island} to round {round} refused[ (RD-{number})][: {reason}]",
     "round_closed": "[round {round} closed without {absent}]",
