@@ -269,3 +269,9 @@ def test_islands_that_live_on_from_an_earlier_driver_are_wanted_too():
     world.before = lambda run: run.keep(["i2", "elsewhere"])
     finish(world)
     assert merged(world)[-1] == ["i0", "i1", "i2"]
+
+
+def test_nobody_is_started_at_the_end_whom_nobody_has_asked_for():
+    """While the others evaluate for the last time, slots that were never filled stay empty."""
+    world = finish(elastic(most=4, changes={"grows": False}))
+    assert {fields["island"] for fields in world.kinds("island_launching")} == {"i0", "i1"}
