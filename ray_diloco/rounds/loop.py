@@ -49,8 +49,8 @@ class Run:
         self.rules = rules
         self.position = position
         self.members: dict[str, Member] = {}
-        for plan in rules.islands.values():
-            position.ledgers.setdefault(plan.source, Ledger(plan.source))
+        for source in {plan.source: None for plan in rules.islands.values()}:
+            position.ledgers.setdefault(source, Ledger(source))
         for fragment in range(rules.schedule.fragments):
             position.versions.setdefault(fragment, 0)
         self._fleet, self._journal = fleet, journal

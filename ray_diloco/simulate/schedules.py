@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ray_diloco.config.compose import compose
+from ray_diloco.config.schema import Config
 from ray_diloco.rounds.faults import (
     DRIVER,
     ISLAND,
@@ -69,19 +71,28 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+# Evaluation is the same for all; a few are enough.
+EVALUATED = ("wait", "quorum", "async", "streaming")
+
 # Errors with which a run may end when enough goes wrong: too many failures in a row, too many lives.
 ALLOWED = (459, 490)
 
 
 @lru_cache
-def setup_of(variant: str, islands: int) -> Setup:
+def _composed(variant: str) -> Config:
+    return compose([*SMALL, *VARIANTS[variant]]).config
+
+
+@cache
+def setup_of(variant: str, islands: int, rounds: int = 3) -> Setup:
     """A small run of a kind.  Composed once; the number of islands is changed behind the check of combinations."""
-    config = compose([*SMALL, *VARIANTS[variant]]).config
-    if len(Setup(config, small_layout()).recipes) > 1:
-        # As many rounds of fragments as others have, or thereabouts.
-        config.run.rounds -= 1
-    config.islands.count = islands
-    return Setup(config, small_layout(), heldout=2, blocks=50)
+    config = deepcopy(_composed(variant))
+    # Where there are several fragments, as many rounds of fragments as others have, or thereabouts.
+    several = len(Setup(config, small_layout()).recipes) > 1
+    config.run.rounds = 2 if several else rounds
+    # No slots for others: they cost time and are filled by nobody here.
+    config.islands.count = config.islands.max = islands
+    return Setup(config, small_layout(), heldout=2 if variant in EVALUATED else 0, blocks=50)
 
 
 @dataclass(frozen=True)
@@ -108,8 +119,8 @@ class Verdict:
 def world_of(seed: int) -> tuple[str, World]:
     """The run that a seed stands for, not yet run, with the name of its variant."""
     luck = random.Random(seed)
-    variant, islands = luck.choice(tuple(VARIANTS)), luck.choice((2, 2, 3, 3, 4))
-    setup = setup_of(variant, islands)
+    variant, islands = luck.choice(tuple(VARIANTS)), luck.choice((2, 2, 2, 2, 3, 3, 4))
+    setup = setup_of(variant, islands, luck.choice((2, 2, 2, 3)))
     conditions = Conditions(
         seed=seed,
         step_s=luck.choice((0.1, 1.0)),
@@ -128,7 +139,7 @@ def world_of(seed: int) -> tuple[str, World]:
         restart_s=1.0,
         rates=_rates(luck),
     )
-    faults = tuple(fault_of(luck, setup) for _ in range(luck.choice((0, 1, 1, 2, 3, 5))))
+    faults = tuple(fault_of(luck, setup) for _ in range(luck.choice((0, 1, 1, 1, 2, 2, 4))))
     stops = [luck.uniform(0.0, 20.0) for _ in range(luck.choice((0, 0, 0, 0, 0, 0, 1, 3)))]
     return variant, World(setup, conditions, FaultPlan(faults), stops)
 

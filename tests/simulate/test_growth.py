@@ -12,7 +12,9 @@ from ray_diloco.simulate.world import World
 
 
 def calls_per_contribution(variant: str, islands: int) -> float:
-    setup = changed(setup_of(variant, 3), islands={"count": islands}, run={"rounds": 2}, evaluate={"every": 0})
+    setup = changed(
+        setup_of(variant, 3), islands={"count": islands, "max": islands}, run={"rounds": 2}, evaluate={"every": 0}
+    )
     world = World(replace(setup, heldout=0), Conditions(spread=0.2), audited=False, keep_events=False)
     profile = cProfile.Profile()
     assert profile.runcall(world.run).status == "finished"
