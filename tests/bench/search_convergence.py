@@ -59,6 +59,7 @@ PAPER = "outer.lr=0.7 outer.momentum=0.9"
 FEDAVG = "outer.lr=1.0 outer.momentum=0.0"
 LOW = "outer.lr=0.7 outer.momentum=0.5"
 LOWER = "outer.lr=0.9 outer.momentum=0.3"
+HALF = "inner.lr=0.001"
 MUON = "inner.optimizer.name=muon inner.optimizer.muon_lr=0.02"
 
 # Settings over `BASE`.  Three words are this script's own: `sync` trains one model on the batches of all islands;
@@ -85,19 +86,28 @@ CONFIGURATIONS = {
     "warm60-wsd-1-0": f"warm=60 {FEDAVG} {WSD}",
     "sync-lr-0.004": "sync inner.lr=0.004",
     "lr-0.004-1-0": f"{FEDAVG} inner.lr=0.004",
+    "lr-0.0014-1-0": f"{FEDAVG} inner.lr=0.0014",
+    "sync-lr-0.001": f"sync {HALF}",
+    "lr-0.001-0.7-0.9": f"{PAPER} {HALF}",
+    "lr-0.001-1-0": f"{FEDAVG} {HALF}",
+    "lr-0.0007-1-0": f"{FEDAVG} inner.lr=0.0007",
+    "b95-1-0": f"{FEDAVG} inner.optimizer.beta1=0.95",
+    "b99-1-0": f"{FEDAVG} inner.optimizer.beta2=0.99",
     "sync-muon": f"sync {MUON}",
     "muon-0.7-0.9": f"{MUON} {PAPER}",
     "muon-0.7-0.5": f"{MUON} {LOW}",
     "muon-0.9-0.3": f"{MUON} {LOWER}",
     "muon-1-0": f"{MUON} {FEDAVG}",
-    "sync-muon-seed-1": f"sync {MUON} run.seed=1",
-    "muon-0.7-0.9-seed-1": f"{MUON} {PAPER} run.seed=1",
-    "muon-0.7-0.5-seed-1": f"{MUON} {LOW} run.seed=1",
+    "muon-half-1-0": f"{FEDAVG} {HALF} inner.optimizer.name=muon inner.optimizer.muon_lr=0.01",
     "sync-seed-1": "sync run.seed=1",
     "diloco-0.7-0.9-seed-1": f"{PAPER} run.seed=1",
     "plain-1-0-seed-1": f"{FEDAVG} run.seed=1",
+    "sync-lr-0.001-seed-1": f"sync {HALF} run.seed=1",
+    "lr-0.001-0.7-0.9-seed-1": f"{PAPER} {HALF} run.seed=1",
+    "lr-0.001-1-0-seed-1": f"{FEDAVG} {HALF} run.seed=1",
     "demo-long-decay": f"steps=480 islands.count=2 {LOW} inner.schedule.decay_steps=120",
     "demo-1-0": f"steps=480 islands.count=2 {FEDAVG}",
+    "demo-lr-0.001": f"steps=480 islands.count=2 {FEDAVG} {HALF}",
     "demo-0.7-0.5": f"steps=480 islands.count=2 {LOW} {WSD}",
 }
 
