@@ -139,6 +139,7 @@ class World:
     async def _sail(self) -> str:
         loop = asyncio.get_running_loop()
         self._gone = loop.create_future()
+        self._asked = False
         self.hub = Hub(self.conditions.hub)
         self.store.open()
         newest = self.store.newest
@@ -161,7 +162,7 @@ class World:
         status = task.result()
         self.dead = True
         if self.auditor is not None:
-            self.auditor.end(status, self.position, self.rules)
+            self.auditor.end(status, self.position, self.rules, cut_short=self._asked)
         return status
 
     def _disturb(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
@@ -174,6 +175,7 @@ class World:
 
     def _stop(self, run: Run) -> None:
         self._stops.pop(0)
+        self._asked = True
         run.stop()
 
     def _drop(self) -> None:
