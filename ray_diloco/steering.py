@@ -47,9 +47,7 @@ def add_commands(commands: Any) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
     parser.add_argument("--root", default="runs", metavar="DIR", help="folder of all runs (default %(default)s)")
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="its cluster (default: RAY_ADDRESS, or the run's own)"
-    )
+    parser.add_argument("--address", metavar="HOST:PORT", help="its cluster (default: RAY_ADDRESS, or the run's own)")
 
 
 def numbers_of(texts: Sequence[str]) -> dict[str, int]:

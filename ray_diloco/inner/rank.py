@@ -80,6 +80,7 @@ class TrainReport:
     finite: bool
     stopped: bool
 
+
 # Name, among the pieces of an inner state, of the steps that are left of a warm-up after a reset.
 REWARM = "rewarm"
 
