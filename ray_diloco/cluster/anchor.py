@@ -98,9 +98,9 @@ class RayAnchor:
         self.driver = driver or Misfortune(NO_FAULTS)
         self._actors: list[Any] = []
         self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
-        # Committed anchors by fragment and name, where neighbours are pulled towards one another.
+        # Where neighbours are pulled towards one another: committed anchors by fragment, prepared ones by key.
         self._newest: dict[int, Mapping[str, Update]] = {}
-        self._prepared: tuple[str, int, Mapping[str, Update]] | None = None
+        self._prepared: dict[str, Mapping[str, Update]] = {}
         self._pulls = settings.channels[0].merge.consensus > 0
         self._relays = Relays(settings.channels[0], settings.deadline_s)
         self._starting = asyncio.Lock()
@@ -171,10 +171,12 @@ class RayAnchor:
             self._actors += [self._start(near[k]) for k in range(len(self._actors), count)]
             each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
             parts = count if self.shared else 1
+            keepers = []
             for k, (actor, names) in enumerate(zip(self._actors, each, strict=True)):
                 part, faults = k if self.shared else 0, self.settings.faults.of(f"{SHARD}:{k}")
                 settings = ShardSettings(layout, self.cuts, names, part, parts, k, count, faults)
-                self._shards.all.append(Keeper(actor, settings, near[k]))
+                keepers.append(Keeper(actor, settings, near[k]))
+            self._shards.all = keepers  # all anew, where a start before this one was cancelled
             calls = [keeper.build() for keeper in self._keepers]
             loads = [] if manifest is None else [keeper.load(storage, manifest) for keeper in self._keepers]
             try:
@@ -188,8 +190,7 @@ class RayAnchor:
 
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every anchor from the parameters of one island."""
-        told = [keeper.found(_handles(pieces, keeper.part)) for keeper in self._keepers]
-        await self._shards.tell("founding the anchor", told)
+        await self._shards.tell("founding the anchor", [k.found(_handles(pieces, k.part)) for k in self._keepers])
 
     async def prepare(self, step: Step) -> Prepared:
         """Merges and steps on all shards, into spare buffers."""
@@ -214,14 +215,14 @@ class RayAnchor:
     async def commit(self, key: str) -> None:
         """Swaps on all shards."""
         fragment = _fragment_of(key)
-        if self._pulls and self._prepared is not None and self._prepared[0] == key:
-            self._newest[fragment] = self._prepared[2]
-        told = [keeper.commit(key, fragment) for keeper in self._keepers]
-        await self._shards.tell(f"committing round {key}", told)
+        if self._pulls:
+            self._newest[fragment] = self._prepared.pop(key)
+        await self._shards.tell(f"committing round {key}", [k.commit(key, fragment) for k in self._keepers])
         self.driver.pass_(round_of(key), AFTER_COMMIT)
 
     async def abort(self, key: str) -> None:
         """Forgets a prepared round on all shards."""
+        self._prepared.pop(key, None)
         await self._shards.tell(f"aborting round {key}", [keeper.abort(key) for keeper in self._keepers])
 
     async def current(self, island: str) -> Sequence[Update]:
@@ -271,7 +272,8 @@ class RayAnchor:
         updates = {
             anchor: Update(step.fragment, step.version + 1, tuple(mine), step.round) for anchor, mine in pieces.items()
         }
-        self._prepared = step.key, step.fragment, updates
+        if self._pulls:
+            self._prepared[step.key] = updates
         self.driver.pass_(step.round, BEFORE_COMMIT)
         n = len(updates)
         return Prepared(

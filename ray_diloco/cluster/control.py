@@ -29,12 +29,19 @@ ANSWER_S = 30.0
 def announced(directory: RunDirectory) -> Iterator[None]:
     """While the block runs, the run's folder says where its Ray answers."""
     # Whether the folder can be written is for the driver to say; a run that is not announced has RAY_ADDRESS.
+    before = _announced(directory)
     with contextlib.suppress(OSError):
         directory.path.mkdir(parents=True, exist_ok=True)
         directory.address.write_text(ray.get_runtime_context().gcs_address, encoding="utf-8")
     try:
         yield
-    finally:
+    except BaseException:
+        # A second command for the same run is refused, and the first one's Ray is that of the run.
+        if before is not None:
+            with contextlib.suppress(OSError):
+                directory.address.write_text(before, encoding="utf-8")
+        raise
+    else:
         with contextlib.suppress(OSError):
             directory.address.unlink(missing_ok=True)
 

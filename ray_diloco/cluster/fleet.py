@@ -181,8 +181,7 @@ class RayIsland:
 
     async def reset(self) -> None:
         """Makes the inner state that of optimisers that have not stepped, and warms the learning rate up again."""
-        calls = [rank.reset.remote() for rank in self._ranks]
-        await answers(calls, f"resetting the inner state of {self.name}", self._settings.deadlines.exchange_s)
+        await self._exchanged([rank.reset.remote() for rank in self._ranks], "resetting the inner state")
 
     async def build(self, anchor: RayAnchor) -> None:
         """Brings the ranks together and, for the first island, the anchor to life."""

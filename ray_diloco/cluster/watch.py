@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 
 from ray_diloco.cluster.calls import ActorFailed, answer
 from ray_diloco.cluster.rank import Progress
+from ray_diloco.errors import DilocoError
 from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.ports import IslandLost
 
@@ -116,6 +117,11 @@ class Watch:
             elif silence:
                 what = f"rank {rank} of {self._name} is frozen: its process lives and was silent for {silent_s:.1f} s"
                 self._lose("frozen", silent_s, what)
+            return
+        except DilocoError as superseded:
+            # Another driver has taken over; whoever waits for these ranks here is to know.
+            if not self.lost.done():
+                self.lost.set_exception(superseded)
             return
         at, stepping = now(), self._stepping
         self._heard[rank] = at

@@ -348,11 +348,12 @@ def _pace(config: Config, row: Row) -> Refusals:
             f"{at}.priority=true orders fragments that take turns, and there are none",
             f"set {at}.spread=true and {row.at}fragments.kind=layers or bins",
         )
-    if schedule.adaptive == "rate" and not schedule.growth:
+    if schedule.adaptive == "rate" and not (schedule.growth and schedule.most):
         yield ConfigError(
             148,
-            f"{at}.adaptive=rate with {at}.growth=0 never makes a round longer",
-            f"give {at}.growth a few times inner.lr: a round has (growth / inner learning rate)² steps",
+            f"{at}.adaptive=rate needs more than {at}.growth={schedule.growth:g} and {at}.most={schedule.most}: "
+            "a round has (growth / inner learning rate)² steps, without bound where that rate falls to nothing",
+            f"give {at}.growth a few times inner.lr, and {at}.most steps",
         )
     if schedule.adaptive != "none" and 0 < schedule.most < schedule.least:
         yield ConfigError(

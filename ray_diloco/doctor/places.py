@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ray_diloco.checkpoint.files import Files, open_files
 from ray_diloco.config.schema import Config, DataConfig, TokenizerConfig, island_data, island_names
@@ -74,14 +75,16 @@ def _check_source(data: DataConfig, tokenizer: TokenizerConfig, where: str) -> C
 
 def _probe(files: Files) -> str:
     content = bytes(range(256)) * (_PROBE_BYTES // 256)
+    # Other nodes may probe the same storage at the same time.
+    name = f"{PROBE}-{uuid4().hex}"
     began = time.perf_counter()
-    files.write(PROBE, [content])
+    files.write(name, [content])
     written = time.perf_counter()
     try:
-        found: Any = files.read(PROBE, 0, len(content))
+        found: Any = files.read(name, 0, len(content))
         read = time.perf_counter()
     finally:
-        files.remove(PROBE)
+        files.remove(name)
     if found != content:
         raise OSError("what was read is not what was written")
     rates = [len(content) / max(seconds, 1e-9) for seconds in (written - began, read - written)]

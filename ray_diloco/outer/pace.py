@@ -52,7 +52,7 @@ Length = Callable[[int, tuple[float, float] | None, int], int]
 
 def by_loss(H: int, losses: tuple[float, float] | None, step: int) -> int:
     """AdaComm: `⌈√(loss / first loss) · H⌉`; `H` before there are losses."""
-    if losses is None or not losses[0] > 0:
+    if losses is None or not losses[0] > 0 or not math.isfinite(losses[1] / losses[0]):
         return H
     return max(1, math.ceil(math.sqrt(max(0.0, losses[1]) / losses[0]) * H))
 

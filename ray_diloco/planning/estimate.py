@@ -175,7 +175,7 @@ def steps_of(config: Config, step_s: Mapping[str, float]) -> dict[str, int]:
         return {n: max(1, min(inner.H, math.floor(inner.round_seconds / step_s[n]))) for n in names}
     if inner.work == "by_speed":
         fastest = min(step_s.values())
-        return {n: max(1, round(inner.H * fastest / step_s[n])) for n in names}
+        return {n: max(1, math.floor(inner.H * fastest / step_s[n])) for n in names}
     return dict.fromkeys(names, inner.H)
 
 

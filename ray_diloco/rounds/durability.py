@@ -98,6 +98,10 @@ class Durability:
                     self._start(_nothing())
                     # Those who wait for a segment hand over their inner state.
                     self._plans.pulse()
+            if self.stopping and self._commits.sent != self._position.round and self._at_rest:
+                # No round will end for which a commit would be due: too few islands are there.
+                self._start(_nothing())
+                self._plans.pulse()
             await self._plans.changed()
 
     @property
@@ -108,7 +112,9 @@ class Durability:
     def _at_rest(self) -> bool:
         """True where a commit can be taken of the state as it is: between two rounds, and with nobody under way."""
         still = all(member.state is State.READY for member in self._members.values() if member.sailing)
-        return still and not self._commits.writing and self._whole == self._position.versions
+        # At its own pace no island is at rest before all that it has sent is concluded.
+        whole = self._rules.free or self._whole == self._position.versions
+        return still and whole and not self._commits.writing
 
     def _start(self, told: asyncio.Future[None]) -> None:
         round_ = self._position.round

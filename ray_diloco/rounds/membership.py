@@ -94,6 +94,7 @@ class Membership:
         self._journal.event("scale_requested", islands=sorted(wanted))
         for name in leaving:
             self._ask_to_leave(name, "fewer islands are wanted")
+        self._recall()
         self._plans.pulse()
         return sorted(wanted)
 
@@ -117,7 +118,13 @@ class Membership:
             self._asked_for |= {other for other in self._spare if self._here(other)}
             self._asked_for.discard(name)
             self._spare.clear()
+            self._recall()
         self._ask_to_leave(name, reason)
+
+    def _recall(self) -> None:
+        """Ends the search for room of slots that nobody wants any more."""
+        for name in sorted(self._seeking - self._asked_for - self._spare):
+            self._send_away(name, "it is not wanted any more")
 
     def _ask_to_leave(self, name: str, reason: str) -> None:
         self._journal.event("drain_requested", island=name, reason=reason)
@@ -134,8 +141,9 @@ class Membership:
         return True
 
     def _send_away(self, name: str, reason: str) -> None:
-        member = self._members[name]
-        if not member.leaving:
+        member, life = self._members[name], self.lives.get(name)
+        # A slot that is empty has nobody to send away: it is closed, which is enough.
+        if not member.leaving and life is not None and not life.done():
             member.leaving = reason
             self._plans.unplan(name)
             if member.state in (*ABSENT, State.LAUNCHING):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ray_diloco.outer.schedule import Boundary, Due, Stage, course_of
-from ray_diloco.rounds.members import Member
+from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.ports import Journal, Work
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
@@ -295,7 +295,8 @@ class Plans(Planner):
 
 def _comes_to(member: Member, index: int) -> bool:
     """Whether an island is under way to the end of a segment, or at it."""
-    return member.sailing and (member.segment or 0) <= index and member.first <= index
+    gone = bool(member.leaving) and member.state is State.READY and not member.leases
+    return member.sailing and not gone and (member.segment or 0) <= index and member.first <= index
 
 
 class FreePlans(Planner):

@@ -158,6 +158,7 @@ class Voyage:
     async def _written(self) -> None:
         """Waits until what its ranks still write is part of a commit; those to come do without."""
         self._commits.excuse(self._member.name)
+        self._rounds.reconsider()
         while self._commits.holds(self._member.name):
             await self._plans.changed()
 
@@ -303,7 +304,12 @@ class Voyage:
         """Takes an island whose training has gone astray to the newest anchors, with moments that begin anew."""
         await self._island.reset()
         await self._enter()
-        self._member.strayed = False
+        member = self._member
+        # Nothing is left of what it trained since its last emission, nor of emissions that are under way.
+        self._position.release(member.leases)
+        member.leases.clear()
+        member.under_way.clear()
+        member.unclaimed, member.strayed = (0, 0), False
         self._waters.journal.event(
             "inner_state_reset",
             island=self._member.name,

@@ -120,7 +120,8 @@ REFUSED = {
     "an order of fragments that go together": (
         148, ["schedule.priority=true", "fragments.kind=bins"], "take turns", "schedule.spread=true",
     ),
-    "growth of nothing": (148, ["schedule.adaptive=rate"], "schedule.growth=0", "times inner.lr"),
+    "growth of nothing": (148, ["schedule.adaptive=rate", "schedule.most=9"], "schedule.growth=0", "times inner.lr"),
+    "growth without bound": (148, ["schedule.adaptive=rate", "schedule.growth=1"], "schedule.most=0", "most steps"),
     "bounds that cross": (
         148, ["schedule.adaptive=loss", "schedule.least=9", "schedule.most=5"], "most=5", "raise schedule.most",
     ),
