@@ -98,7 +98,8 @@ class Durability:
                     self._start(_nothing())
                     # Those who wait for a segment hand over their inner state.
                     self._plans.pulse()
-            if self.stopping and self._commits.sent != self._position.round and self._at_rest:
+            owed = self.stopping and not self._plans.complete and self._commits.sent != self._position.round
+            if owed and self._at_rest:
                 # No round will end for which a commit would be due: too few islands are there.
                 self._start(_nothing())
                 self._plans.pulse()

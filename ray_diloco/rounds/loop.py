@@ -19,7 +19,6 @@ from ray_diloco.rounds.commits import Commits
 from ray_diloco.rounds.conclusions import Conclusions, Told
 from ray_diloco.rounds.durability import Durability
 from ray_diloco.rounds.failures import Failures
-from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import ABSENT, Member, State
 from ray_diloco.rounds.membership import Membership
 from ray_diloco.rounds.plans import FreePlans, Planner, Plans
@@ -49,8 +48,8 @@ class Run:
         self.rules = rules
         self.position = position
         self.members: dict[str, Member] = {}
-        for source in {plan.source: None for plan in rules.islands.values()}:
-            position.ledgers.setdefault(source, Ledger(source))
+        for name in rules.initial:
+            position.ledger(rules.islands[name].source)
         for fragment in range(rules.schedule.fragments):
             position.versions.setdefault(fragment, 0)
         self._fleet, self._journal = fleet, journal

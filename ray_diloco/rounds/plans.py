@@ -126,7 +126,7 @@ class Planner(ABC):
     def _work(self, member: Member, segment: int, start: int, steps: int) -> Work:
         self._opened = True
         island = self._rules.islands[member.name]
-        lease = self._position.ledgers[island.source].lease(steps * island.blocks_per_step)
+        lease = self._position.ledger(island.source).lease(steps * island.blocks_per_step)
         return Work(segment, start, steps, lease, self._rules.round_s)
 
     def present(self) -> list[Member]:

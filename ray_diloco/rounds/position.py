@@ -79,6 +79,12 @@ class Position:
         """The tally of an island, from its first mention on."""
         return self.tallies.setdefault(island, Tally())
 
+    def ledger(self, source: str) -> Ledger:
+        """The ledger of a source, from its first use on."""
+        if source not in self.ledgers:
+            self.ledgers[source] = Ledger(source)
+        return self.ledgers[source]
+
     def credit(self, fragment: int, prepared: Prepared, offers: Sequence[Offer]) -> None:
         """Books a commit: the fragment's new version, what was trained for it, and the bytes of both ways."""
         for offer in offers:

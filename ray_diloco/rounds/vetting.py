@@ -83,11 +83,16 @@ class Vetting:
         self._position.norms[fragment] = kept[-NORMS:]
 
     def strays(self, island: str, report: Report) -> float | None:
-        """Notes the loss of a segment; returns the median that it is far above, None if it is not."""
+        """Notes the loss of a segment; returns the median that it is far above, None if it is not.
+
+        An island that strays begins anew at the anchor, and so does what its losses are measured by: one that is as
+        high again is the anchor's, which has become worse for all, and training goes on from there.
+        """
         own = self._losses.setdefault(island, deque(maxlen=LOSSES))
         if self._guard.loss > 0 and len(own) >= ENOUGH_LOSSES and self._far_above(report.loss, usual := median(own)):
             others = [losses[-1] for name, losses in self._losses.items() if name != island and losses]
             if self._far_above(report.loss, usual := max(usual, median(others) if others else 0.0)):
+                own.clear()
                 return usual
         if math.isfinite(report.loss):
             own.append(report.loss)

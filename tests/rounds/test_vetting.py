@@ -71,8 +71,9 @@ def test_a_loss_strays_from_its_own_and_the_others_median():
     assert [strays("i0", loss) for loss in (4.0, 3.0, 2.0, 2.0)] == [None] * 4
     # Median of its own: 2.5.
     assert strays("i0", 5.1) == 2.5
-    assert strays("i0", float("nan")) == 2.5
-    assert strays("i0", 4.9) is None
+    assert [strays("i0", loss) for loss in (5.1, 5.0, 5.2)] == [None] * 3, "from the anchor on, this is what is usual"
+    assert strays("i0", float("nan")) == 5.1
+    assert [strays("i0", loss) for loss in (4.0, 3.0, 2.0, 2.0, 4.9)] == [None] * 5
     # Others train on harder data: what is usual there is not strange here.
     assert strays("i1", 6.0) is None
     assert strays("i0", 7.0) is None
