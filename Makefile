@@ -46,7 +46,7 @@ lint: venv  ## style, format and types
 	@$(BIN)/mypy
 
 test: lint  ## style, format, types and all tests; ARGS="tests/outer -k name" for some of them
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 $(ARGS)
 
 format: venv  ## put the code into ruff's format
 	@$(BIN)/ruff check --fix --quiet .

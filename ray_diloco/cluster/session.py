@@ -127,7 +127,7 @@ def _start(config: Config, cpus: float) -> None:
             num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, math.ceil(cpus)),
             namespace=NAMESPACE,
             include_dashboard=False,
-            # Nothing of a local run listens where other machines could reach it.
+            # Ray still listens at the machine's own address: a local run belongs on a network that one trusts.
             _node_ip_address="127.0.0.1",
             log_to_driver=False,
             logging_level=logging.ERROR,

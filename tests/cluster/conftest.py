@@ -28,12 +28,12 @@ def quick(warm, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def straight(place):
+def straight(quick):
     """A run that nobody interrupted, with which others are compared.
 
     It is long enough for a signal, which the command looks for four times a second, to come before the end.
     """
-    return place.train("straight", {"run.rounds": 60})
+    return quick.train("straight", {"run.rounds": 60})
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,6 @@ def test_a_run_says_beforehand_what_its_rounds_then_send(straight):
         assert plan[way] == pytest.approx(metered, abs=200 * len(straight["islands"]))
 
 
-def test_the_steps_of_a_run_are_remembered_for_plans(straight, place):
-    kept = recall(place.config().data.cache, "steps").values()
+def test_the_steps_of_a_run_are_remembered_for_plans(straight, quick):
+    kept = recall(quick.config().data.cache, "steps").values()
     assert any(len(steps) > 1 and all(seconds > 0 for seconds in steps.values()) for steps in kept)

@@ -41,8 +41,8 @@ RATES = {
 }
 
 
-# One anchor, one for each island, and a side channel: with processes of their own, as a user has them.
-COLD = ("streaming", "noloco", "scaffold")
+# With processes of their own, as a user has them.
+COLD = ("streaming",)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
