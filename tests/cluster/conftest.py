@@ -37,12 +37,12 @@ def straight(quick):
 
 
 @pytest.fixture(scope="session")
-def llama(place):
+def llama(quick):
     """A run of six rounds of a Llama, which passes the end of its 72 training blocks, exported."""
     from cluster_runs import LLAMA
 
     sample = {"export.enabled": True, "export.prompt": "3 plus 4 is ", "export.sample_tokens": 6}
-    return place.train("llama", {"model": LLAMA, "run.rounds": 6} | sample)
+    return quick.train("llama", {"model": LLAMA, "run.rounds": 6} | sample)
 
 
 @pytest.fixture(autouse=True)

@@ -51,10 +51,10 @@ def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home, c
     assert "RD-" in capsys.readouterr().err
 
 
-def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place, llama):
+def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(quick, llama):
     assert llama["export"] == "export" and llama["sample"].startswith("3 plus 4 is ")
 
-    code, output = ended(command("evaluate", "llama", "--root", str(place.root / "runs")))
+    code, output = ended(command("evaluate", "llama", "--root", str(quick.root / "runs")))
     assert code == 0, output
     measured = json.loads(output)
     assert measured["round"] == 6 and measured["blocks"] == 8
@@ -70,7 +70,7 @@ def test_a_finished_run_is_evaluated_continued_and_loaded_by_name(place, llama):
     assert all(np.array_equal(trained[name], p.detach().numpy()) for name, p in model.named_parameters())
     tokenizer = AutoTokenizer.from_pretrained(llama.export)
     assert tokenizer.decode(tokenizer.encode("8 plus 1 – ü")) == "8 plus 1 – ü"
-    config = place.config()
+    config = quick.config()
     corpus = prepare(config.data, config.tokenizer)
     blocks = torch.from_numpy(corpus.open().heldout(np.arange(8)))
     with torch.no_grad():

@@ -16,7 +16,9 @@ def assert_nothing_stays(folder):
     from ray._private.state import actors
 
     tape = Tape(folder)
-    tape.wait(lambda _: all(actor["State"] == "DEAD" for actor in actors().values()))
+    # Those that wait for the run of another test are none of this one's.
+    warm = {"WarmRank", "WarmShard"}
+    tape.wait(lambda _: all(a["State"] == "DEAD" or a["ActorClassName"] in warm for a in actors().values()))
     tape.wait(lambda _: ray.available_resources().get("CPU") == 8)
     assert {group["state"] for group in ray.util.placement_group_table().values()} <= {"REMOVED"}
 

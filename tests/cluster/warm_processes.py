@@ -6,6 +6,7 @@ next one, and that the driver lives in the process of the test.
 """
 
 import asyncio
+import gc
 import os
 import sys
 from contextlib import contextmanager
@@ -92,6 +93,8 @@ class Warm:
             patched.setattr(ray, "kill", give_back)
             patched.setattr(command, "drive", _drive)
             yield
+        # The driver was in this process: what it held of the cluster goes with it.
+        gc.collect()
         for pool in (self._ranks, self._shards):
             pool.free = list(pool.all)
 
