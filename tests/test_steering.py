@@ -2,12 +2,14 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cli import main
 from ray_diloco.cluster import control
-from ray_diloco.errors import ClusterError, ConfigError
+from ray_diloco.errors import CheckpointError, ClusterError, ConfigError
 from ray_diloco.observe.view import IslandView, RunView
 from ray_diloco.steering import numbers_of
 
@@ -83,3 +85,17 @@ def test_a_run_that_is_not_under_way_is_named(tmp_path, monkeypatch):
     with pytest.raises(ClusterError) as refused, control.control("gone", tmp_path):
         pass
     assert (refused.value.number, "no run named 'gone' is under way" in refused.value.what) == (205, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "left"), [(CheckpointError(530, "it is held", "wait"), "first:1"), (KeyboardInterrupt(), None)]
+)
+def test_only_a_command_that_is_refused_leaves_the_address_that_it_found(tmp_path, monkeypatch, error, left):
+    directory = RunDirectory(tmp_path, "long")
+    directory.path.mkdir()
+    directory.address.write_text("first:1")
+    monkeypatch.setattr(control.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="second:2"))
+    with pytest.raises(type(error)), control.announced(directory):
+        assert directory.address.read_text() == "second:2"
+        raise error
+    assert (directory.address.read_text() if directory.address.exists() else None) == left

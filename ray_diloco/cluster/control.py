@@ -23,27 +23,30 @@ from ray_diloco.observe.view import RunView
 
 # Seconds that a driver may take to answer; it does so between two events of its run.
 ANSWER_S = 30.0
+# Number of the error that another process runs in the run's folder.
+UNDER_WAY = 530
 
 
 @contextmanager
 def announced(directory: RunDirectory) -> Iterator[None]:
     """While the block runs, the run's folder says where its Ray answers."""
     # Whether the folder can be written is for the driver to say; a run that is not announced has RAY_ADDRESS.
-    before = _announced(directory)
+    before, left = _announced(directory), None
     with contextlib.suppress(OSError):
         directory.path.mkdir(parents=True, exist_ok=True)
         directory.address.write_text(ray.get_runtime_context().gcs_address, encoding="utf-8")
     try:
         yield
-    except BaseException:
+    except DilocoError as error:
         # A second command for the same run is refused, and the first one's Ray is that of the run.
-        if before is not None:
-            with contextlib.suppress(OSError):
-                directory.address.write_text(before, encoding="utf-8")
+        left = before if error.number == UNDER_WAY else None
         raise
-    else:
+    finally:
         with contextlib.suppress(OSError):
-            directory.address.unlink(missing_ok=True)
+            if left is None:
+                directory.address.unlink(missing_ok=True)
+            else:
+                directory.address.write_text(left, encoding="utf-8")
 
 
 class Control:
