@@ -23,8 +23,9 @@ from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
+from ray_diloco.cluster.recall import Sent, recalled, sent_by
 from ray_diloco.cluster.relay import Relays
-from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
+from ray_diloco.cluster.shard import ShardSettings, ShardWork, fragment_of, round_of
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, SyncError
 from ray_diloco.outer.layout import Layout
@@ -214,7 +215,7 @@ class RayAnchor:
 
     async def commit(self, key: str) -> None:
         """Swaps on all shards."""
-        fragment = _fragment_of(key)
+        fragment = fragment_of(key)
         if self._pulls:
             self._newest[fragment] = self._prepared.pop(key)
         await self._shards.tell(f"committing round {key}", [k.commit(key, fragment) for k in self._keepers])
@@ -236,14 +237,19 @@ class RayAnchor:
             return [await self._asked(fragment, SHARED, "published") for fragment in numbers]
         return [await self._mean(fragment) for fragment in numbers]
 
-    def save(self, storage: Storage, round_: int) -> Awaitable[list[FileEntry]]:
+    async def recalled(self, offer: Offer) -> Offer:
+        """A contribution that was merged before the run went on from a commit, with its payloads."""
+        return await self._shards.ask("recalling", lambda: recalled(self._keepers, offer, self.settings.deadline_s))
+
+    def save(self, storage: Storage, round_: int, sent: Sent) -> Awaitable[list[FileEntry]]:
         """Starts writing the committed state of all shards; the awaitable yields file entries when it is durable."""
-        if self.shared:
-            return self._saved([keeper.save(storage, round_, ()) for keeper in self._keepers], round_)
         # The order of calls to a shard holds: means are taken of what was committed before this line.
-        means = [self._mean_refs(fragment)[1] for fragment in self.cuts[0].numbers]
-        first, *others = self._keepers
-        started = [first.save(storage, round_, means), *(keeper.save(storage, round_, ()) for keeper in others)]
+        means = [] if self.shared else [self._mean_refs(fragment)[1] for fragment in self.cuts[0].numbers]
+        started = []
+        for keeper in self._keepers:
+            mine = dict(sent_by(keeper.anchors, sent))
+            payloads = (*mine.values(), *(() if started else means))  # the first shard writes what is published
+            started.append(keeper.save(storage, round_, tuple(mine), payloads))
         return self._saved(started, round_)
 
     @property
@@ -379,11 +385,6 @@ class RayAnchor:
     def _warn(self, text: str) -> None:
         if self._shards.journal is not None:
             self._shards.journal.event("warning", text=text)
-
-
-def _fragment_of(key: str) -> int:
-    """The fragment that a key names; see `rounds.loop`."""
-    return int(key.split(":", 1)[0].split(".")[1])
 
 
 def _pieces(pieces: Sequence[Piece], shard: int) -> list[Piece]:

@@ -122,10 +122,10 @@ class Keeper:
         self._told = [told for told in self._told if isinstance(told, _Saved) or told.key != key]
         return self.handle.abort.remote(key)
 
-    def save(self, storage: Storage, round_: int, means: Sequence[Any]) -> Any:
-        """Starts to write the committed state."""
-        self._told.append(_Saved(round_, (storage, round_, *means)))
-        return self.handle.save.remote(storage, round_, *means)
+    def save(self, storage: Storage, round_: int, labels: Sequence[Any], payloads: Sequence[Any]) -> Any:
+        """Starts to write the committed state; see `Shard.save`."""
+        self._told.append(_Saved(round_, (storage, round_, labels, *payloads)))
+        return self.handle.save.remote(storage, round_, labels, *payloads)
 
     def durable(self, storage: Storage, manifest: Manifest) -> None:
         """Takes a commit for the beginning: of what it holds, nothing needs to be told again."""

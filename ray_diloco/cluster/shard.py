@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 # Seconds that a commit may take to be written before whoever waits for it gives up.
 WRITE_DEADLINE_S = 600.0
-# In a file of outer state, the anchor itself where the file of the anchor holds what is published instead.
-ANCHOR = "anchor"
+# In a file of outer state: the anchor itself, where the file of the anchor holds what is published instead; what the
+# island of the anchor has sent last, by fragment and part.
+ANCHOR, SENT = "anchor", "sent"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Shard:
         self._settings = settings
         mine = shard_ranges(settings.layout, settings.parts)[settings.part]
         self._kept: dict[tuple[int, str], AnchorShard] = {}
+        # What the commit that the run goes on from holds of contributions to the round before it.
+        self._sent: dict[tuple[int, int], np.ndarray] = {}
         for k, cut in enumerate(settings.cuts):
             channel = cut.channel
             for name in settings.anchors if k == 0 else (SHARED,):
@@ -168,7 +171,18 @@ class Shard:
                 kept.load(zeros if control else published, kept.new_state(), known)
             else:
                 kept.load(anchor or published, states, versions)
+        for name in stored:
+            kind, *label = name.removeprefix(self._prefix(0, self._settings.anchors[0])).split(".")
+            if kind == SENT:
+                fragment, k = map(int, label)
+                self._sent[fragment, k] = dict(store.load(manifest, [name], "outer"))[name]
         return fresh
+
+    @ray.method(num_returns=2)
+    def recalled(self, fragment: int, k: int) -> tuple[int, np.ndarray]:
+        """What the island of this anchor had sent when the commit was written: bytes, and the payload."""
+        payload = self._sent[fragment, k]
+        return payload.nbytes, payload
 
     def gram(self, work: ShardWork, *payloads: np.ndarray) -> np.ndarray:
         """Inner products of contributions over this shard's part; see `AnchorShard.gram`."""
@@ -216,6 +230,8 @@ class Shard:
         for (channel, _), kept in self._kept.items():
             if channel == k:
                 kept.commit(key)
+        # From here on, what the next round needs again the driver has references to.
+        self._sent = {label: payload for label, payload in self._sent.items() if label[0] != fragment}
         # The main channel acts last, and the others in their order.
         faster = [j for j in range(1, len(self._settings.cuts)) if k == 0 or j < k]
         faster = [j for j in faster if self._settings.cuts[j].channel.signal != CONTROL]
@@ -255,17 +271,20 @@ class Shard:
         payload = mean_anchor(payloads)
         return ShardStats(0, payload.nbytes), payload
 
-    def save(self, storage: Storage, round_: int, *means: np.ndarray) -> None:
+    def save(self, storage: Storage, round_: int, labels: Sequence[tuple[int, int]], *payloads: np.ndarray) -> None:
         """Starts writing the committed state as part of the commit of `round_`.
 
         Args:
           storage: where to.
           round_: the round.
-          means: where every island has an anchor of its own, the mean of them, fragment by fragment, for the shard
-            that writes what is published.
+          labels: of payloads of this anchor's island that the next round needs again: fragment, and which part of it.
+          payloads: those; then, where every island has an anchor of its own, the mean of those anchors, fragment by
+            fragment, for the shard that writes what is published.
         """
-        published = self._published(means)
-        outer = dict(self._outer())
+        published = self._published(payloads[len(labels) :])
+        sent = self._sent | dict(zip(labels, payloads, strict=False))
+        prefix = self._prefix(0, self._settings.anchors[0])
+        outer = dict(self._outer()) | {f"{prefix}{SENT}.{f}.{k}": payload for (f, k), payload in sent.items()}
         write = self._writer.submit(self._write, storage, round_, published, outer)
         self._writes = {r: w for r, w in self._writes.items() if not w.done()} | {round_: write}
         sides = {side for kept in self._kept.values() for side in kept.live_sides()}
@@ -339,6 +358,11 @@ class Shard:
 def round_of(key: str) -> int:
     """The round that a key names; see `rounds.conclusions`."""
     return int(key.split(".", 1)[0])
+
+
+def fragment_of(key: str) -> int:
+    """The fragment that a key names."""
+    return int(key.split(":", 1)[0].split(".")[1])
 
 
 def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[list[Contribution], Sequence[np.ndarray]]:

@@ -74,7 +74,7 @@ class RayStore:
     ) -> bool:
         """Makes a committed round durable; see `rounds.ports.Store`."""
         began = time.monotonic()
-        written = self._anchor.save(self.storage, snapshot.round)
+        written = self._anchor.save(self.storage, snapshot.round, snapshot.sent)
         async with self._turn:
             try:
                 self._pass(snapshot.round, BEFORE_COMMIT)

@@ -67,9 +67,8 @@ class Conclusions:
         one = asyncio.Lock()
         every = range(rules.schedule.fragments)
         self._turns = {fragment: one if rules.schedule.lanes else asyncio.Lock() for fragment in every}
-        # By fragment: offers that came too late for their round, and the contributions of the last one.
+        # By fragment: offers that came too late for their round.
         self._carried: dict[int, list[Offer]] = {}
-        self._before: dict[int, Weighed] = {}
         self._concluding: dict[Due, asyncio.Task[None]] = {}
         # By fragment: the newest round of which nothing is kept any more.
         self._forgotten: dict[int, int] = {}
@@ -163,6 +162,8 @@ class Conclusions:
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
             merged = [offer for offer, _ in weighed]
             self._position.credit(due.fragment, prepared, merged)
+            if self._rules.remembers:
+                self._position.before[due.fragment] = weighed
             if self._rules.schedule.pace is not None:
                 self._position.note(due.fragment, due.round, prepared, merged, self._rules.kept_rounds + 1)
             self._vetting.merged(due.fragment, merged)
@@ -202,7 +203,7 @@ class Conclusions:
             left = [offer for offer, _ in weighed]
             if not left:
                 break
-            meeting = Meeting(due.round, self._islands, weighed, self._before.get(due.fragment, ()))
+            meeting = Meeting(due.round, self._islands, weighed, await self._before(due.fragment))
             key = f"{due.round}.{due.fragment}:" + ",".join(f"{o.island}/{o.incarnation}/{o.round}" for o in left)
             step = Step(key, due.fragment, due.round, version, self._rules.topology(meeting))
             try:
@@ -219,10 +220,16 @@ class Conclusions:
                 for offer in left:
                     self.refuse(offer, str(few))
                 return None, []
-            if self._rules.remembers:
-                self._before[due.fragment] = weighed
             return prepared, weighed
         return None, []
+
+    async def _before(self, fragment: int) -> Weighed:
+        """The contributions of a fragment's newest round, if they are remembered; a commit keeps them as well."""
+        before = self._position.before.get(fragment, ())
+        if any(piece.handle is None for offer, _ in before for piece in offer.emission.pieces):
+            before = [(await self._anchor.recalled(offer), factor) for offer, factor in before]
+            self._position.before[fragment] = before
+        return before
 
     def _sound(self, due: Due, offers: Sequence[Offer]) -> list[Offer]:
         """Refuses contributions that are older or larger than the rules allow; the others in sorted island order."""

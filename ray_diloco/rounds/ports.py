@@ -8,7 +8,7 @@ event loop's own (`loop.time()`), so a virtual loop makes every wait virtual.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ray_diloco.outer.layout import Ranges
@@ -220,7 +220,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything but tensors that a commit makes durable."""
+    """Everything but tensors that a commit makes durable.
+
+    `sent`: by fragment, contributions with their factors that the next round needs; their payloads are to be kept too.
+    """
 
     round: int
     step: int
@@ -228,6 +231,7 @@ class Snapshot:
     ledgers: Mapping[str, Any]
     counters: Mapping[str, Any]
     members: Sequence[str] = ()
+    sent: Mapping[int, Sequence[tuple[Offer, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +325,9 @@ class Anchor(Protocol):
     async def published(self) -> Sequence[Update]:
         """What is evaluated and exported: the mean of the anchors, or of outer iterates."""
 
+    async def recalled(self, offer: Offer) -> Offer:
+        """A contribution to the commit that the run goes on from, with the payloads that this has kept (`sent`)."""
+
 
 class Store(Protocol):
     """Durable commits, written in the background."""
@@ -379,18 +386,6 @@ class Timing:
         """Both together; the norm is the later one's."""
         tokens = self.tokens + later.tokens
         loss = (self.loss * self.tokens + later.loss * later.tokens) / tokens if tokens else later.loss
-        summed = {
-            name: getattr(self, name) + getattr(later, name)
-            for name in (
-                "steps",
-                "tokens",
-                "train_s",
-                "send_s",
-                "wait_s",
-                "adopt_s",
-                "wall_s",
-                "bytes_up",
-                "bytes_down",
-            )
-        }
+        added = ("steps", "tokens", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "bytes_up", "bytes_down")
+        summed = {name: getattr(self, name) + getattr(later, name) for name in added}
         return Timing(**summed, loss=loss, norm=later.norm or self.norm)

@@ -14,7 +14,7 @@ from ray_diloco.outer.pace import Leg, Note
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Tally
-from ray_diloco.rounds.ports import Lease, Offer, Prepared, Snapshot
+from ray_diloco.rounds.ports import Emission, Lease, Offer, Piece, Prepared, Snapshot
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Position:
       norms: by fragment, of the last contributions that were merged, oldest first.
       legs: rounds as they were laid out, where that is decided as the run goes; oldest first, the last few.
       notes: what committed rounds came to, for those decisions: the first one and the last few.
+      before: by fragment, the contributions of its newest round with their factors, where the next one needs them.
     """
 
     round: int = 0
@@ -55,6 +56,7 @@ class Position:
     norms: dict[int, list[float]] = field(default_factory=dict)
     legs: list[Leg] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    before: dict[int, Sequence[tuple[Offer, float]]] = field(default_factory=dict)
 
     def hold(self, H: int) -> tuple[int, int]:
         """Notes with which `H` the run goes on; returns the round and step from which on it has held."""
@@ -120,10 +122,11 @@ class Position:
             "norms": {str(fragment): list(norms) for fragment, norms in sorted(self.norms.items())},
             "legs": [[leg.round, *leg.emissions] for leg in self.legs],
             "notes": [astuple(note) for note in self.notes],
+            "before": [[*_kept(offer), factor] for _, sent in sorted(self.before.items()) for offer, factor in sent],
             "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
         }
         ledgers = {source: ledger.to_json() for source, ledger in sorted(self.ledgers.items())}
-        return Snapshot(round_, self.step, dict(self.versions), ledgers, counters, tuple(members))
+        return Snapshot(round_, self.step, dict(self.versions), ledgers, counters, tuple(members), dict(self.before))
 
     @classmethod
     def resume(
@@ -134,7 +137,11 @@ class Position:
         ledgers: Mapping[str, Any],
         counters: Mapping[str, Any],
     ) -> Position:
-        """The position that a commit holds."""
+        """The position that a commit holds; payloads of what it keeps in `before` are still to be recalled."""
+        before: dict[int, list[tuple[Offer, float]]] = {}
+        for *fields, factor in counters.get("before", ()):
+            offer = _offer(*fields)
+            before.setdefault(offer.fragment, []).append((offer, factor))
         return cls(
             round=round_,
             step=step,
@@ -148,8 +155,24 @@ class Position:
             norms={int(fragment): list(norms) for fragment, norms in counters.get("norms", {}).items()},
             legs=[Leg(round_, tuple(emissions)) for round_, *emissions in counters.get("legs", ())],
             notes=[Note(*note) for note in counters.get("notes", ())],
+            before=dict(before),
             founded=True,
         )
+
+
+def _kept(offer: Offer) -> tuple[Any, ...]:
+    """What a manifest keeps of an offer; see `_offer`."""
+    sizes = [[piece.shard, piece.nbytes] for piece in offer.emission.pieces]
+    return (
+        offer.island, offer.incarnation, offer.fragment, offer.round, offer.base_version, offer.steps, offer.tokens,
+        offer.loss, offer.emission.norm, sizes,
+    )  # fmt: skip
+
+
+def _offer(*kept: Any) -> Offer:
+    *fields, norm, sizes = kept
+    pieces = tuple(Piece(shard, nbytes, None) for shard, nbytes in sizes)
+    return Offer(*fields, Emission(pieces, norm, finite=True))
 
 
 def _origin(offer: Offer) -> tuple[Due, str]:

@@ -200,6 +200,10 @@ class SimAnchor:
         await asyncio.sleep(0)
         return found
 
+    async def recalled(self, offer: Offer) -> Offer:
+        """See `Anchor.recalled`: in memory, a commit keeps payloads with their offers."""
+        return offer
+
     async def published(self) -> Sequence[Update]:
         """See `Anchor.published`."""
         found = []

@@ -45,7 +45,9 @@ class Commit:
         """Where a run stands that goes on from it; nothing is shared with the run that wrote it."""
         s = self.snapshot
         ledgers, counters = json.loads(json.dumps([s.ledgers, s.counters]))
-        return Position.resume(s.round, s.step, s.versions, ledgers, counters)
+        position = Position.resume(s.round, s.step, s.versions, ledgers, counters)
+        position.before = dict(s.sent)
+        return position
 
 
 class SimStore:

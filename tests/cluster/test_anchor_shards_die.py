@@ -232,7 +232,7 @@ def test_a_slow_storage_gets_what_was_committed_then_while_rounds_go_on(straight
             prepared = await anchor.prepare(step_of(r))
             await anchor.commit(prepared.key)
             if r == DURABLE:
-                saving = anchor.save(slow, r)
+                saving = anchor.save(slow, r, {})
         slow.free.set()
         return await saving
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
@@ -205,6 +206,12 @@ class Keeper:
             found.append(Update(number, kept.version, (Piece(0, 8 * len(kept.sent), (kept.where, kept.sent)),)))
         await asyncio.sleep(0.001)
         return found
+
+    async def recalled(self, offer):
+        sent = self.world.saved[self.world.began - 1].snapshot.sent[offer.fragment]
+        (kept,) = [one for one, _ in sent if one.island == offer.island]
+        assert (kept.round, kept.base_version) == (offer.round, offer.base_version)
+        return dataclasses.replace(offer, emission=kept.emission)
 
     async def published(self):
         whole = torch.from_numpy(self.model())

@@ -168,8 +168,7 @@ def with_stops(settings, stops, **arguments):
 
 
 @pytest.mark.parametrize("stops, every", [((6.3, 4.1, 8.2), 1), ((10.5, 3.3, 6.06), 2), ((5.02, 7.6, 9.7), 2)])
-# What the others sent in the round before, which eager swaps in, is in no commit yet.
-@pytest.mark.parametrize("method", [method for method in IN_STEP if method != "eager"])
+@pytest.mark.parametrize("method", IN_STEP)
 def test_three_stops_change_no_bit(method, every, stops):
     settings = (*IN_STEP[method], f"checkpoint.every={every}")
     straight = finished(World(*settings))
