@@ -272,7 +272,7 @@ class DeadlinesConfig:
     heartbeat_s: float = 15.0
     # Without a word from any driver before a rank ends itself.
     orphan_s: float = 120.0
-    # Lost islands in a row, without a commit in between, before the run fails.
+    # Losses of an island in a row, without a commit in between, before the run fails.
     losses: int = 6
 
 

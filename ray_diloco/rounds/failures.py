@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from ray_diloco.errors import SyncError
 
@@ -11,7 +12,8 @@ class Failures:
     """The failures of a run since its last commit.
 
     Args:
-      most: islands lost, or rounds voided, in a row that a run bears.
+      most: how often in a row a run bears that the same island is lost, or that a round is void; islands that are lost
+        together, with their region, say, are no sign that it cannot go on.
 
     Attributes:
       ended: fails with what ends the run.
@@ -19,23 +21,24 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._most, self._count = most, 0
+        self._most = most
+        self._counts: Counter[str] = Counter()
 
-    def count(self, what: str) -> None:
-        """Notes a failure; RD-490 if it is one too many."""
-        self._count += 1
-        if self._count > self._most and not self.ended.done():
+    def count(self, what: str, island: str = "") -> None:
+        """Notes the loss of an island, or another failure; RD-490 if it is one too many."""
+        self._counts[island] += 1
+        if self._counts[island] > self._most and not self.ended.done():
             self.ended.set_exception(
                 SyncError(
                     490,
-                    f"{self._count} failures in a row without a commit; the last: {what}",
+                    f"{self._counts[island]} failures in a row without a commit; the last: {what}",
                     "look at events.jsonl for the first of them; the same command goes on from the last commit",
                 )
             )
 
     def forget(self) -> None:
         """Notes a commit."""
-        self._count = 0
+        self._counts.clear()
 
     def end_with(self, task: asyncio.Task[None]) -> None:
         """Ends the run with the error of a task that nobody awaits, if it has one."""

@@ -183,7 +183,7 @@ class Run:
             self._membership.lost(member, lost)
             self.position.tally(member.name).restarts += 1
             if not member.leaving:
-                self._failures.count(f"island {member.name} was lost: {lost}")
+                self._failures.count(f"island {member.name} was lost: {lost}", member.name)
         except asyncio.CancelledError:
             if member.leaving:
                 self._membership.left(member)

@@ -72,7 +72,7 @@ class Rules:
       retry_s: seconds between two attempts at a commit for which the run waits.
       evaluate_blocks / final_blocks: held-out blocks of an evaluation under way / at the end.
       evaluate_chunk: blocks per call.
-      max_losses: islands lost, or rounds voided, in a row without a commit before the run fails.
+      max_losses: losses of one island, or void rounds, in a row without a commit before the run fails.
     """
 
     islands: Mapping[str, IslandPlan]

@@ -25,6 +25,7 @@ from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.cluster.fleet import FleetSettings, RayIsland
+from ray_diloco.cluster.misfortune import NO_FAULTS
 from ray_diloco.cluster.rank import Rank
 from ray_diloco.config.compose import compose
 from ray_diloco.config.schema import DeadlinesConfig
@@ -74,10 +75,11 @@ class BenchRank(Rank):
         from types import SimpleNamespace
 
         torch.set_num_threads(1)
+        settings = SimpleNamespace(island=island)
+        job = SimpleNamespace(settings=settings, folders=(), faults=NO_FAULTS, incarnation=0, orphan_s=0.0)
+        super().__init__(job, 0)
         self._inner = _Inner(layout, 0)
         self._exchanges = Exchanges(self._inner, channels)
-        self._beats, self._latest = 0, (0, 0, 0.0, 0.0)
-        self._job = SimpleNamespace(settings=SimpleNamespace(island=island), island=island, incarnation=0)
 
     def move(self) -> float:
         self._inner.theta.sub_(STEP)

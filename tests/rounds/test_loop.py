@@ -108,6 +108,12 @@ def test_too_many_losses_in_a_row_end_the_run_with_the_last_reason():
         World(names=("i0",), faults=faults).run()
 
 
+def test_islands_that_are_lost_together_do_not_end_the_run():
+    names = tuple(f"i{k}" for k in range(9))
+    world = World(names=names, faults={(name, 0, "train", 1): IslandLost("its region is down") for name in names})
+    assert world.run() == "finished"
+
+
 def test_a_user_error_at_launch_ends_the_run_at_once():
     error = SyncError(499, "boom", "mend")
     with pytest.raises(SyncError, match="boom"):
