@@ -281,13 +281,8 @@ class RayAnchor:
         if self._pulls:
             self._prepared[step.key] = updates
         self.driver.pass_(step.round, BEFORE_COMMIT)
-        n = len(updates)
-        return Prepared(
-            step.key,
-            updates,
-            math.sqrt(math.fsum(s.anchor_squared for s in stats) / n),
-            math.sqrt(math.fsum(s.update_squared for s in stats) / n),
-        )
+        squares = ((s.anchor_squared for s in stats), (s.update_squared for s in stats))
+        return Prepared(step.key, updates, *(math.sqrt(math.fsum(each) / len(updates)) for each in squares))
 
     async def _near(self, step: Step, movement: Movement) -> Movement:
         """The movement, with the contributions of each region as one."""

@@ -22,6 +22,7 @@ from ray_diloco.outer.emission import Emission
 from ray_diloco.outer.exchange import OVERWRITE, Exchange, Slice
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.payload import Bytes, Meta, open_payload
+from ray_diloco.rounds.ports import Base
 
 _PREFIX = "exchange|"
 
@@ -134,14 +135,15 @@ class Exchanges:
             self._borrowed = []
             self._inner.commit_writes()
 
-    def state(self, versions: Mapping[int, int] | None) -> dict[str, np.ndarray]:
-        """What the exchanges remember; with `versions` of the bases, parameters and bases as well."""
+    def state(self, bases: Mapping[int, Base] | None) -> dict[str, np.ndarray]:
+        """What the exchanges remember; with `bases`, by fragment, parameters and bases as well."""
         found: dict[str, np.ndarray] = {}
         for channel, exchange in zip(self._channels, self._exchanges, strict=True):
-            state = exchange.state(with_parameters=versions is not None)
+            state = exchange.state(with_parameters=bases is not None)
             found |= {f"{_PREFIX}{channel.name}|{name}": array for name, array in state.items()}
-        if versions is not None:
-            found[f"{_PREFIX}versions"] = np.array(sorted(versions.items()), dtype=np.int64).reshape(-1, 2)
+        if bases is not None:
+            rows = [(fragment, *base) for fragment, base in sorted(bases.items())]
+            found[f"{_PREFIX}versions"] = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
             found[f"{_PREFIX}rates"] = np.array([self._inner.rate_sum])
         return found
 
@@ -150,14 +152,15 @@ class Exchanges:
         mine = {name.removeprefix(_PREFIX): a for name, a in pieces.items() if name.startswith(_PREFIX)}
         return mine, {name: a for name, a in pieces.items() if not name.startswith(_PREFIX)}
 
-    def load_state(self, pieces: Mapping[str, np.ndarray], parameters: bool) -> tuple[bool, dict[int, int] | None]:
+    def load_state(self, pieces: Mapping[str, np.ndarray], parameters: bool) -> tuple[bool, dict[int, Base] | None]:
         """Takes up what `state` gave; collective.
 
         Returns:
-          Whether what is remembered fitted, and the versions of the bases if `parameters` were asked for and are there.
+          Whether what is remembered fitted, and the bases by fragment if `parameters` were asked for and are there.
         """
         rows = pieces.get("versions")
-        versions = {int(f): int(v) for f, v in rows} if parameters and rows is not None else None
+        bases = {int(f): Base(*map(int, base)) for f, *base in rows} if parameters and rows is not None else None
+        versions = None if bases is None else {fragment: base.version for fragment, base in bases.items()}
         for channel, exchange in zip(self._channels, self._exchanges, strict=True):
             prefix = f"{channel.name}|"
             state = {name.removeprefix(prefix): a for name, a in pieces.items() if name.startswith(prefix)}
@@ -167,7 +170,7 @@ class Exchanges:
         if versions is not None:
             self._adopted()
             self._inner.rate_sum = float(pieces["rates"][0])
-        return True, versions
+        return True, bases
 
     def forget(self) -> None:
         """Forgets all error memories."""

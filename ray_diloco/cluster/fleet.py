@@ -32,7 +32,7 @@ from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.rounds.faults import BEFORE_INNER, BEFORE_SEND, MID_INNER, MID_SEND
-from ray_diloco.rounds.ports import BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
+from ray_diloco.rounds.ports import Base, BlockLoss, Emission, Island, IslandLost, Journal, Piece, Report, Update, Work
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RayIsland:
         H: int = 1,
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
-        self.restored: Mapping[int, int] | None = None
+        self.restored: Mapping[int, Base] | None = None
         self._watch: Watch | None = None
         self._ranks, self._group, self._settings = list(ranks), group, settings
         self._shards = 0
@@ -151,12 +151,12 @@ class RayIsland:
         flat = [loss for part in losses for loss in part]
         return [BlockLoss(block, nats, tokens) for block, (nats, tokens) in zip(blocks, flat, strict=True)]
 
-    async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[FileEntry]]:
+    async def save(self, round_: int, bases: Mapping[int, Base] | None) -> Awaitable[Sequence[FileEntry]]:
         """Copies the inner state now; the awaitable yields its files once written."""
         settings = self._settings
         if not settings.save_inner:
             return _nothing()
-        calls = [rank.save.remote(settings.storage, round_, versions) for rank in self._ranks]
+        calls = [rank.save.remote(settings.storage, round_, bases) for rank in self._ranks]
         await self._exchanged(calls, "copying inner state")
         # Goes on by itself: a commit that has failed meanwhile does not ask how it ended.
         written = asyncio.ensure_future(self._saved(round_, settings.deadlines.exchange_s))

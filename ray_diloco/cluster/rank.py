@@ -37,7 +37,7 @@ from ray_diloco.rounds.faults import (
     MID_SEND,
     STALE_EPOCH,
 )
-from ray_diloco.rounds.ports import Report
+from ray_diloco.rounds.ports import Base, Report
 
 if TYPE_CHECKING:
     import torch
@@ -282,11 +282,11 @@ class Rank:
         numbers = np.asarray(blocks, dtype=np.int64)
         return self._inner.evaluate(self._heldout.heldout(numbers))
 
-    def save(self, storage: Storage, round_: int, versions: Mapping[int, int] | None) -> None:
-        """Copies the inner state and starts writing it; with `versions` of the bases, parameters and bases as well."""
+    def save(self, storage: Storage, round_: int, bases: Mapping[int, Base] | None) -> None:
+        """Copies the inner state and starts writing it; with `bases`, by fragment, parameters and bases as well."""
         self._calls += 1
         self._exchanges.give_back()
-        state = self._inner.inner_state() | self._exchanges.state(versions)
+        state = self._inner.inner_state() | self._exchanges.state(bases)
         self._writes[round_] = self._writer.submit(self._write, storage, round_, state)
 
     @ray.method(concurrency_group="writing")
@@ -294,7 +294,7 @@ class Rank:
         """Waits for a write; returns its file entries."""
         return self._writes.pop(round_).result(deadline_s)
 
-    def restore(self, storage: Storage, manifest: Manifest, parameters: bool) -> tuple[bool, dict[int, int] | None]:
+    def restore(self, storage: Storage, manifest: Manifest, parameters: bool) -> tuple[bool, dict[int, Base] | None]:
         """Takes over the inner state that a commit holds of this island.
 
         Args:
@@ -303,7 +303,7 @@ class Rank:
           parameters: take parameters and bases as well, if it holds them.
 
         Returns:
-          Whether what the exchange remembers fitted, and the versions of the bases if they were restored.  Collective.
+          Whether what the exchange remembers fitted, and the bases by fragment if they were restored.  Collective.
         """
         self._calls += 1
         pieces = dict(storage.open().load(manifest, kind="inner", island=self._job.settings.island))

@@ -2,9 +2,9 @@
 
 Fragment `p` is emitted for its `k`-th time at step `k·H + offset_p` and adopted `delay` steps later, but not after the
 last emission, since later steps would reach no round (Streaming DiLoCo, 2501.18512 §2, with the first round never
-shorter than `H`).  A boundary is a step at which
-something is due; between two boundaries islands only train.  The order depends on the step alone, so all islands
-agree on it without talking.
+shorter than `H`); what is adopted early for that reason comes behind all that a longer run does at this step.  A
+boundary is a step at which something is due; between two boundaries islands only train.  The order depends on the step
+alone, so all islands agree on it without talking.
 
 Further channels over the same parameters have lanes of their own.  At a common step the faster channel goes first, so
 that the slower one regards it as a part of its inner steps (../shared/algorithms.md §10.6).
@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ray_diloco.outer.pace import Leg, Note, Pace
@@ -39,10 +39,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What happens after `step` inner steps, channel by channel."""
+    """What happens after `step` inner steps, channel by channel.
+
+    `early`: at the last boundary, adoptions that a longer run makes later; a commit is taken before them.
+    """
 
     step: int
     stages: tuple[Stage, ...]
+    early: tuple[Due, ...] = ()
 
     @property
     def emits(self) -> tuple[Due, ...]:
@@ -52,7 +56,7 @@ class Boundary:
     @property
     def adopts(self) -> tuple[Due, ...]:
         """All adoptions, in order."""
-        return tuple(due for stage in self.stages for due in stage.adopts)
+        return (*(due for stage in self.stages for due in stage.adopts), *self.early)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +106,22 @@ class Schedule:
         due: defaultdict[int, list[tuple[list[Due], list[Due]]]] = defaultdict(
             lambda: [([], []) for _ in self._channels]
         )
+        early = []
         for number, channel in enumerate(self._channels):
             for track in channel:
                 for round_ in range(track.first, track.last + 1):
                     emitted = track.emission(round_)
                     due[emitted][number][0].append(Due(track.fragment, round_))
-                    due[min(emitted + track.delay, self.end)][number][1].append(Due(track.fragment, round_))
-        return [
+                    if emitted + track.delay > self.end:
+                        early.append(Due(track.fragment, round_))
+                    else:
+                        due[emitted + track.delay][number][1].append(Due(track.fragment, round_))
+        found = [
             Boundary(at, tuple(Stage(tuple(emits), tuple(adopts)) for emits, adopts in stages if emits or adopts))
             for at, stages in sorted(due.items())
             if at > step
         ]
+        return [*found[:-1], *(replace(last, early=tuple(early)) for last in found[-1:])]
 
     def emission_step(self, due: Due) -> int:
         """The step at which a round's contributions are emitted."""
@@ -220,6 +229,7 @@ class PacedCourse(Course):
             legs.append(Leg(round_, tuple(step + (each - last if round_ else 0) for each in schedule.offsets)))
         self._emissions: dict[Due, int] = {}
         self._pending: defaultdict[int, tuple[list[Due], list[Due]]] = defaultdict(lambda: ([], []))
+        self._early: list[Due] = []
         for leg in legs:
             self._announce(leg)
 
@@ -233,7 +243,9 @@ class PacedCourse(Course):
                 return False
             step = min(self._pending)
             emits, adopts = (tuple(sorted(each, key=_by_fragment)) for each in self._pending.pop(step))
-            self._boundaries.append(Boundary(step, (Stage(emits, adopts),)))
+            last = not self._pending and self._legs[-1].round >= self.schedule.rounds
+            early = tuple(sorted(self._early, key=_by_fragment)) if last else ()
+            self._boundaries.append(Boundary(step, (Stage(emits, adopts),), early))
             self._steps.append(step)
         return True
 
@@ -280,12 +292,10 @@ class PacedCourse(Course):
             self._adopts(Due(p, leg.round - self._lag), step + self._delay)
         if leg.round < self.schedule.rounds:
             return
-        for step in [step for step in self._pending if step > leg.end]:
-            for due in self._pending.pop(step)[1]:
-                self._adopts(due, leg.end)
-        for round_ in range(leg.round - self._lag + 1, leg.round + 1):
-            for p in range(self.schedule.main):
-                self._adopts(Due(p, round_), leg.end)
+        early = [due for step in [s for s in self._pending if s > leg.end] for due in self._pending.pop(step)[1]]
+        rounds = range(max(1, leg.round - self._lag + 1), leg.round + 1)
+        early += [Due(p, round_) for round_ in rounds for p in range(self.schedule.main)]
+        self._early = early if leg.end > self.start else []
 
     def _adopts(self, due: Due, step: int) -> None:
         if due.round > 0 and step > self.start:

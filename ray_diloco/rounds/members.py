@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ray_diloco.outer.schedule import Due
-from ray_diloco.rounds.ports import Lease, Timing, Update
+from ray_diloco.rounds.ports import Base, Lease, Timing, Update
 
 
 class State(StrEnum):
@@ -153,6 +153,17 @@ class Member:
         for fragment in self.versions:
             before = self.done.get(fragment, (0, 0))
             self.done[fragment] = (before[0] + steps, before[1] + tokens)
+
+    @property
+    def bases(self) -> dict[int, Base]:
+        """Where it stands, by fragment."""
+        return {fragment: Base(version, *self.done.get(fragment, ())) for fragment, version in self.versions.items()}
+
+    def take_up(self, bases: Mapping[int, Base]) -> None:
+        """Stands where an earlier incarnation stood, whose parameters and bases it has."""
+        self.versions = {fragment: base.version for fragment, base in bases.items()}
+        self.done = {fragment: (base.steps, base.tokens) for fragment, base in bases.items()}
+        self.restored = True
 
     def adopted(self, fragment: int, version: int) -> None:
         """Notes a new base; the fragment's account starts again."""

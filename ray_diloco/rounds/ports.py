@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.schedule import Due
@@ -218,6 +218,14 @@ class Outcome:
     merged: frozenset[str] = frozenset()
 
 
+class Base(NamedTuple):
+    """Where an island stands with a fragment: the version of its base, steps and tokens since it was adopted."""
+
+    version: int
+    steps: int = 0
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything but tensors that a commit makes durable.
@@ -249,8 +257,8 @@ class Island(Protocol):
     name: str
     incarnation: int
     region: str
-    # Versions of its bases where parameters and bases are those of the commit that the run goes on from.
-    restored: Mapping[int, int] | None
+    # By fragment, where parameters and bases are those of the commit that the run goes on from.
+    restored: Mapping[int, Base] | None
 
     async def train(self, work: Work) -> Report:
         """Trains; returns after the last step."""
@@ -277,10 +285,10 @@ class Island(Protocol):
     async def reset(self) -> None:
         """Forgets the inner state: moments begin anew, and the learning rate is warmed up again for a while."""
 
-    async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[Any]]:
+    async def save(self, round_: int, bases: Mapping[int, Base] | None) -> Awaitable[Sequence[Any]]:
         """Copies the inner state now and writes it in the background; the awaitable yields file entries.
 
-        With `versions`, those of its bases, parameters and bases are a part of it.
+        With `bases`, by fragment, parameters and bases are a part of it.
         """
 
 

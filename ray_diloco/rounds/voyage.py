@@ -90,18 +90,15 @@ class Voyage:
             or self._island.restored.keys() != committed.keys()
         ):
             return False
-        if any(self._island.restored[fragment] > version for fragment, version in committed.items()):
+        if any(self._island.restored[fragment].version > version for fragment, version in committed.items()):
             # It had gone on by itself when it handed over its state, and that was never committed.
             return False
-        behind = {fragment for fragment, version in committed.items() if self._island.restored[fragment] < version}
+        behind = {f for f, version in committed.items() if self._island.restored[f].version < version}
         if behind and not self._rules.free:
             updates = await self._anchor.current(self._member.name)
             self._member.inherited = {update.fragment: update for update in updates if update.fragment in behind}
-        self._member.versions, self._member.restored, self._member.joined_at = (
-            dict(self._island.restored),
-            True,
-            dict(committed),
-        )
+        self._member.take_up(self._island.restored)
+        self._member.joined_at = dict(committed)
         return True
 
     async def sail(self) -> None:
@@ -126,6 +123,10 @@ class Voyage:
                 for due in stage.adopts:
                     own = emitted.get(due, due)
                     adopted.append((own, await self._take(own, timing)))
+            if boundary.early:
+                await self._hand_over(boundary)
+            for due in boundary.early:
+                adopted.append((due, await self._take(due, timing)))
             timing.wall_s = now() - started
             self._book(adopted, timing)
             if self._member.strayed:
@@ -323,10 +324,10 @@ class Voyage:
         if boundary is not None and not self._rules.free:
             last = [due.round for due in boundary.emits if self._closes(due)]
             rounds |= {round_ for round_ in last if self._waters.durability.wants_inner(round_)}
-        versions = None if self._rules.exact else dict(self._member.versions)
+        bases = None if self._rules.exact else self._member.bases
         for round_ in sorted(rounds):
             if self._commits.wants(round_, self._member.name):
-                self._commits.hand_over(round_, self._member.name, await self._island.save(round_, versions))
+                self._commits.hand_over(round_, self._member.name, await self._island.save(round_, bases))
 
     async def _evaluate(self, round_: int, blocks: Sequence[int], outcome: Outcome | None) -> None:
         """Takes part in the evaluation of a round, unless the island is behind; without `outcome` it never is."""

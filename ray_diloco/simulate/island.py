@@ -26,7 +26,7 @@ from ray_diloco.rounds.faults import (
     NAN_DELTA,
     STALE_EPOCH,
 )
-from ray_diloco.rounds.ports import BlockLoss, Emission, IslandLost, Piece, Report, Update, Work
+from ray_diloco.rounds.ports import Base, BlockLoss, Emission, IslandLost, Piece, Report, Update, Work
 from ray_diloco.simulate.links import DOWN, UP, Link
 from ray_diloco.simulate.payload import Contribution, Published
 from ray_diloco.simulate.problem import first, held_out, start, trained
@@ -49,7 +49,7 @@ class SimIsland:
         self.name, self.incarnation = name, incarnation
         conditions = world.conditions
         self.region = conditions.region.get(name, "")
-        self.restored: Mapping[int, int] | None = None
+        self.restored: Mapping[int, Base] | None = None
         self._world, self._setup = world, world.setup
         dim = world.setup.fragments * WIDTH
         self._theta, self._base = start(dim).copy(), start(dim).copy()
@@ -198,12 +198,12 @@ class SimIsland:
         """See `Island.reset`: it has no moments."""
         await self._trouble.called()
 
-    async def save(self, round_: int, versions: Mapping[int, int] | None) -> Awaitable[Sequence[Any]]:
+    async def save(self, round_: int, bases: Mapping[int, Base] | None) -> Awaitable[Sequence[Any]]:
         """See `Island.save`."""
         await self._trouble.called()
         state = None
-        if versions is not None:
-            state = (self._theta.copy(), self._base.copy(), self._emitted.copy(), dict(versions))
+        if bases is not None:
+            state = (self._theta.copy(), self._base.copy(), self._emitted.copy(), dict(bases))
         loop = asyncio.get_running_loop()
         written: asyncio.Future[Sequence[Any]] = loop.create_future()
         loop.call_later(self._world.conditions.write_s / 2, self._written, written, state)
@@ -215,9 +215,9 @@ class SimIsland:
 
     def restore(self, state: Any) -> None:
         """Takes up parameters and bases as a commit holds them."""
-        theta, base, emitted, versions = state
+        theta, base, emitted, bases = state
         self._theta, self._base, self._emitted = theta.copy(), base.copy(), emitted.copy()
-        self.restored = dict(versions)
+        self.restored = dict(bases)
 
 
 __all__ = ["IslandLost", "SimIsland", "part"]

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from ray_diloco.outer.schedule import Boundary, Course, Due, Lane, Schedule, Stage
 
 
-def at(step, emits, adopts):
-    return Boundary(step, (Stage(emits, adopts),))
+def at(step, emits, adopts, early=()):
+    return Boundary(step, (Stage(emits, adopts),), early)
 
 
 def test_one_fragment_without_delay_is_emitted_and_adopted_every_h_steps():
@@ -22,15 +22,15 @@ def test_fragments_take_turns_and_come_back_after_the_delay_but_not_after_the_la
     assert Schedule(4, 1, offsets=(0, 2), delay=1).boundaries() == [
         at(4, (Due(0, 1),), ()),
         at(5, (), (Due(0, 1),)),
-        at(6, (Due(1, 1),), (Due(1, 1),)),
+        at(6, (Due(1, 1),), (), early=(Due(1, 1),)),
     ]
 
 
-def test_with_a_delay_of_a_round_the_last_boundary_adopts_what_is_still_under_way():
+def test_with_a_delay_of_a_round_the_last_boundary_adopts_early_what_is_still_under_way():
     assert Schedule(4, 3, delay=4).boundaries() == [
         at(4, (Due(0, 1),), ()),
         at(8, (Due(0, 2),), (Due(0, 1),)),
-        at(12, (Due(0, 3),), (Due(0, 2), Due(0, 3))),
+        at(12, (Due(0, 3),), (Due(0, 2),), early=(Due(0, 3),)),
     ]
 
 

@@ -178,6 +178,19 @@ def test_three_stops_change_no_bit(method, every, stops):
         assert island.theta.tolist() == straight.islands[name].theta.tolist()
 
 
+@pytest.mark.parametrize("method", [method for method in IN_STEP if method not in ("nested", "scaffold")])
+def test_a_run_that_was_finished_and_is_lengthened_equals_one_that_was_long_from_the_start(method):
+    straight = finished(World(*IN_STEP[method], "run.rounds=4"))
+    saved = []
+    for rounds in (1, 3, 4):
+        world = World(*IN_STEP[method], f"run.rounds={rounds}", saved=saved)
+        assert world.run() == "finished"
+        saved = world.saved
+    assert state_of(world) == state_of(straight)
+    for name, island in world.islands.items():
+        assert island.theta.tolist() == straight.islands[name].theta.tolist()
+
+
 @pytest.mark.parametrize("merge_s", [1.6, 2.7])
 @pytest.mark.parametrize("method", ["streaming", "rebased", "delayed", "decoupled", "sparse and delayed"])
 def test_three_stops_change_no_bit_where_merges_take_longer_than_steps(method, merge_s):
@@ -215,7 +228,7 @@ def test_a_state_that_an_island_reached_by_itself_is_not_taken_up():
     early = World(*ASYNC, saved=world.saved[:1], speed=world.speed)
     versions = early.saved[0].snapshot.versions
     assert early.run() == "finished"
-    assert any(state[0]["versions"][0] > versions[0] for state in early.saved[0].inner.values() if state)
+    assert any(state[0]["versions"][0].version > versions[0] for state in early.saved[0].inner.values() if state)
 
 
 # Quorums.
