@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError
 
 from ray_diloco.blocks import Channel, Cut, cuts_of, shard_count
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+from ray_diloco.cluster.ahead import handed_over
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
+from ray_diloco.cluster.pieces import fragment_of, handles_of, owner_of_lost, pieces_of
 from ray_diloco.cluster.relay import Relays
 from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
 from ray_diloco.cluster.storage import Storage
@@ -34,7 +35,6 @@ from ray_diloco.rounds.ports import (
     ContributionRefused,
     Journal,
     Movement,
-    Offer,
     Piece,
     Prepared,
     Step,
@@ -96,6 +96,10 @@ class RayAnchor:
         self.cuts: tuple[Cut, ...] = ()
         self._start = start
         self.driver = driver or Misfortune(NO_FAULTS)
+        # Called with who will adopt a payload, the payload, and the node where it will be.
+        self.awaited: Callable[[Sequence[str], Any, str | None], None] = lambda islands, payload, node_id: None
+        # Whether contributions come from other machines than those of the shards.
+        self.far = False
         self._actors: list[Any] = []
         self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
         # Where neighbours are pulled towards one another: committed anchors by fragment, prepared ones by key.
@@ -114,6 +118,11 @@ class RayAnchor:
     def parts(self) -> int:
         """Into how many payloads a contribution is cut."""
         return len(self._keepers) if self.shared else 1
+
+    @property
+    def node_ids(self) -> set[str | None]:
+        """Near which nodes the shards were started."""
+        return {keeper.node_id for keeper in self._keepers}
 
     @property
     def first_shard(self) -> Any:
@@ -190,7 +199,7 @@ class RayAnchor:
 
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every anchor from the parameters of one island."""
-        await self._shards.tell("founding the anchor", [k.found(_handles(pieces, k.part)) for k in self._keepers])
+        await self._shards.tell("founding the anchor", [k.found(handles_of(pieces, k.part)) for k in self._keepers])
 
     async def prepare(self, step: Step) -> Prepared:
         """Merges and steps on all shards, into spare buffers."""
@@ -207,14 +216,14 @@ class RayAnchor:
                 raise
             raise ContributionRefused(island, bad.what, bad.number) from bad
         except ClusterError as failed:
-            island = _owner_of_lost(failed.__cause__, offers)
+            island = owner_of_lost(failed.__cause__, offers)
             if island is None:
                 raise
             raise ContributionRefused(island, "its payload was lost with its node") from failed
 
     async def commit(self, key: str) -> None:
         """Swaps on all shards."""
-        fragment = _fragment_of(key)
+        fragment = fragment_of(key)
         if self._pulls:
             self._newest[fragment] = self._prepared.pop(key)
         await self._shards.tell(f"committing round {key}", [k.commit(key, fragment) for k in self._keepers])
@@ -263,6 +272,7 @@ class RayAnchor:
             for keeper in self._of(step.fragment, movement.anchor):
                 work, payloads, nbytes = self._work(step, movement, keeper, factors, extras)
                 meta, payload = keeper.prepare(work, payloads, nbytes)
+                self.awaited([offer.island for offer, _ in movement.contributions], payload, keeper.node_id)
                 calls.append((movement.anchor, meta, payload))
         stats = await self._all([meta for _, meta, _ in calls], f"preparing round {step.key}")
         pieces: dict[str, list[Piece]] = {}
@@ -309,7 +319,7 @@ class RayAnchor:
         self, step: Step, movement: Movement, keeper: Keeper, factors: Sequence[float], extras: tuple[float, ...]
     ) -> tuple[ShardWork, list[Any], int]:
         """What a shard is told of a movement: the work, payloads, and bytes of these."""
-        parts = [_pieces(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
+        parts = [pieces_of(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
         specs = tuple(
             (offer.island, factor, offer.base_version, len(part), offer.incarnation)
             for (offer, _), factor, part in zip(movement.contributions, factors, parts, strict=True)
@@ -327,7 +337,8 @@ class RayAnchor:
             not movement.contributions,
         )
         flat = [piece for part in parts for piece in part] + around
-        return work, [piece.handle for piece in flat], sum(piece.nbytes for piece in flat)
+        found = [piece.handle for piece in flat]
+        return work, handed_over(found) if self.far else found, sum(piece.nbytes for piece in flat)
 
     def _of(self, fragment: int, anchor: str) -> list[Keeper]:
         """The shards that keep an anchor; side channels have one anchor in any case."""
@@ -379,22 +390,3 @@ class RayAnchor:
     def _warn(self, text: str) -> None:
         if self._shards.journal is not None:
             self._shards.journal.event("warning", text=text)
-
-
-def _fragment_of(key: str) -> int:
-    """The fragment that a key names; see `rounds.loop`."""
-    return int(key.split(":", 1)[0].split(".")[1])
-
-
-def _pieces(pieces: Sequence[Piece], shard: int) -> list[Piece]:
-    return [piece for piece in pieces if piece.shard == shard]
-
-
-def _handles(pieces: Sequence[Piece], shard: int) -> list[Any]:
-    return [piece.handle for piece in _pieces(pieces, shard)]
-
-
-def _owner_of_lost(error: BaseException | None, offers: Sequence[Offer]) -> str | None:
-    if not isinstance(error, ObjectLostError):
-        return None
-    return next((o.island for o in offers for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None)

@@ -58,7 +58,8 @@ class Lease:
 class Work:
     """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`.
 
-    `seconds` above 0 ends it earlier, after that time and at least one step.
+    `seconds` above 0 ends it earlier, after that time and at least one step.  `emits` says what is emitted behind it,
+    fragment, base version and round: over a long way it pays to ask for that in time.
     """
 
     segment: int
@@ -66,16 +67,19 @@ class Work:
     steps: int
     lease: Lease
     seconds: float = 0.0
+    emits: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time."""
+    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time;
+    `adopt_s` went by before it, where the island had still to adopt what it was given last."""
 
     steps: int
     tokens: int
     loss: float
     seconds: float
+    adopt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ class Island(Protocol):
         """Encodes `B − θ` of a fragment."""
 
     async def adopt(self, updates: Sequence[Update], merged: Mapping[int, bool]) -> None:
-        """Sets θ and B.
+        """Sets θ and B.  It may return before that is done: what is asked next comes after it, and fails if it failed.
 
         `merged` says of fragments that were offered whether a commit has acknowledged the offer: what an error feedback
         left out of it is only forgotten then.
@@ -374,23 +378,12 @@ class Timing:
     def trained(self, report: Report) -> None:
         """Notes what a segment of training came to."""
         self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds
+        self.adopt_s += report.adopt_s
 
     def followed_by(self, later: Timing) -> Timing:
         """Both together; the norm is the later one's."""
         tokens = self.tokens + later.tokens
         loss = (self.loss * self.tokens + later.loss * later.tokens) / tokens if tokens else later.loss
-        summed = {
-            name: getattr(self, name) + getattr(later, name)
-            for name in (
-                "steps",
-                "tokens",
-                "train_s",
-                "send_s",
-                "wait_s",
-                "adopt_s",
-                "wall_s",
-                "bytes_up",
-                "bytes_down",
-            )
-        }
+        numbers = ("steps", "tokens", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "bytes_up", "bytes_down")
+        summed = {name: getattr(self, name) + getattr(later, name) for name in numbers}
         return Timing(**summed, loss=loss, norm=later.norm or self.norm)

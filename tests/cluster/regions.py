@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WANLAB = ROOT.parent / "shared" / "wanlab"
@@ -44,7 +41,7 @@ PORTS = {
     "max-worker-port": 20999,
 }
 
-# What docs/benchmarks.md recommends for long fat links: room for what is on its way, and no new slow start after a pause.
+# See docs/benchmarks.md: room for what is on its way, and no slow start after every pause.
 TUNED = {
     "net.ipv4.tcp_rmem": "4096 131072 67108864",
     "net.ipv4.tcp_wmem": "4096 65536 67108864",
@@ -197,7 +194,9 @@ class Regions:
         router.wait(10)
 
     def _left(self) -> list[int]:
-        found = [subprocess.run(["ip", "netns", "pids", f"wan-{r}"], capture_output=True, text=True) for r in self.addresses]
+        found = [
+            subprocess.run(["ip", "netns", "pids", f"wan-{r}"], capture_output=True, text=True) for r in self.addresses
+        ]
         return [int(pid) for one in found for pid in one.stdout.split()]
 
     def _listens(self, region: str, address: str, port: int) -> bool:
