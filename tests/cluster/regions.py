@@ -27,7 +27,7 @@ CONTROL = "/tmp/wanlab.sock"
 PORT, DASHBOARD = 6399, 8265
 START_S = 120.0
 RAY = str(Path(sys.executable).parent / "ray")
-# Router and raylets go before everything else: a raylet whose agents do not start within 15 s gives up.
+# The router goes before everything else, and raylets until they are up: one whose agents take 15 s to start gives up.
 EARLY = ("nice", "-n", "-10")
 # As jobs/join.sh has them.
 PORTS = {
@@ -130,6 +130,8 @@ class Regions:
             own = [region, *common, f"--temp-dir={self.folder}/{region}"]
             self._process(region, [str(ROOT / "jobs" / "join.sh"), address, *own])
         _await(lambda: all(map(self._started, self.addresses)), "not all regions have joined")
+        for process in self._processes[1:]:
+            _early(process.pid, 0)
         if dashboard:
             _await(lambda: self._listens(first, address, DASHBOARD), "the dashboard does not listen")
 
@@ -234,10 +236,10 @@ def _inside(region: str) -> list[str]:
     return ["ip", "netns", "exec", f"wan-{region}"]
 
 
-def _early(pid: int) -> None:
+def _early(pid: int, nice: int = -10) -> None:
     """Lets a session go before others where the kernel shares out time by session."""
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text("-10")
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def _await(wanted: Any, otherwise: str) -> None:
