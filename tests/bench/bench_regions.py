@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -201,6 +202,8 @@ def main() -> None:
     parser.add_argument("--from", dest="source", default="eu")
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
     arguments = parser.parse_args()
+    # What was started is ended also where somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if reason := lacking():
         raise SystemExit(reason)
     if arguments.what == "pulls":
