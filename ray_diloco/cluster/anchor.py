@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError
 
 from ray_diloco.blocks import Channel, Cut, cuts_of, shard_count
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+from ray_diloco.cluster.ahead import handed_over
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
+from ray_diloco.cluster.pieces import fragment_of, handles_of, owner_of_lost, pieces_of
 from ray_diloco.cluster.recall import Sent, recalled, sent_by
 from ray_diloco.cluster.relay import Relays
-from ray_diloco.cluster.shard import ShardSettings, ShardWork, fragment_of, round_of
+from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, SyncError
 from ray_diloco.outer.layout import Layout
@@ -97,6 +98,10 @@ class RayAnchor:
         self.cuts: tuple[Cut, ...] = ()
         self._start = start
         self.driver = driver or Misfortune(NO_FAULTS)
+        # Called with who will adopt a payload, the payload, and the node where it will be.
+        self.awaited: Callable[[Sequence[str], Any, str | None], None] = lambda islands, payload, node_id: None
+        # Whether contributions come from other machines than those of the shards.
+        self.far = False
         self._actors: list[Any] = []
         self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
         # Where neighbours are pulled towards one another: committed anchors by fragment, prepared ones by key.
@@ -115,6 +120,11 @@ class RayAnchor:
     def parts(self) -> int:
         """Into how many payloads a contribution is cut."""
         return len(self._keepers) if self.shared else 1
+
+    @property
+    def node_ids(self) -> set[str | None]:
+        """Near which nodes the shards were started."""
+        return {keeper.node_id for keeper in self._keepers}
 
     @property
     def first_shard(self) -> Any:
@@ -191,7 +201,7 @@ class RayAnchor:
 
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every anchor from the parameters of one island."""
-        await self._shards.tell("founding the anchor", [k.found(_handles(pieces, k.part)) for k in self._keepers])
+        await self._shards.tell("founding the anchor", [k.found(handles_of(pieces, k.part)) for k in self._keepers])
 
     async def prepare(self, step: Step) -> Prepared:
         """Merges and steps on all shards, into spare buffers."""
@@ -208,7 +218,7 @@ class RayAnchor:
                 raise
             raise ContributionRefused(island, bad.what, bad.number) from bad
         except ClusterError as failed:
-            island = _owner_of_lost(failed.__cause__, offers)
+            island = owner_of_lost(failed.__cause__, offers)
             if island is None:
                 raise
             raise ContributionRefused(island, "its payload was lost with its node") from failed
@@ -245,7 +255,7 @@ class RayAnchor:
         """Starts writing the committed state of all shards; the awaitable yields file entries when it is durable."""
         # The order of calls to a shard holds: means are taken of what was committed before this line.
         means = [] if self.shared else [self._mean_refs(fragment)[1] for fragment in self.cuts[0].numbers]
-        started = []
+        started: list[Any] = []
         for keeper in self._keepers:
             mine = dict(sent_by(keeper.anchors, sent))
             payloads = (*mine.values(), *(() if started else means))  # the first shard writes what is published
@@ -269,6 +279,7 @@ class RayAnchor:
             for keeper in self._of(step.fragment, movement.anchor):
                 work, payloads, nbytes = self._work(step, movement, keeper, factors, extras)
                 meta, payload = keeper.prepare(work, payloads, nbytes)
+                self.awaited([offer.island for offer, _ in movement.contributions], payload, keeper.node_id)
                 calls.append((movement.anchor, meta, payload))
         stats = await self._all([meta for _, meta, _ in calls], f"preparing round {step.key}")
         pieces: dict[str, list[Piece]] = {}
@@ -310,7 +321,7 @@ class RayAnchor:
         self, step: Step, movement: Movement, keeper: Keeper, factors: Sequence[float], extras: tuple[float, ...]
     ) -> tuple[ShardWork, list[Any], int]:
         """What a shard is told of a movement: the work, payloads, and bytes of these."""
-        parts = [_pieces(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
+        parts = [pieces_of(offer.emission.pieces, keeper.part) for offer, _ in movement.contributions]
         specs = tuple(
             (offer.island, factor, offer.base_version, len(part), offer.incarnation)
             for (offer, _), factor, part in zip(movement.contributions, factors, parts, strict=True)
@@ -328,7 +339,8 @@ class RayAnchor:
             not movement.contributions,
         )
         flat = [piece for part in parts for piece in part] + around
-        return work, [piece.handle for piece in flat], sum(piece.nbytes for piece in flat)
+        found = [piece.handle for piece in flat]
+        return work, handed_over(found) if self.far else found, sum(piece.nbytes for piece in flat)
 
     def _of(self, fragment: int, anchor: str) -> list[Keeper]:
         """The shards that keep an anchor; side channels have one anchor in any case."""
@@ -380,17 +392,3 @@ class RayAnchor:
     def _warn(self, text: str) -> None:
         if self._shards.journal is not None:
             self._shards.journal.event("warning", text=text)
-
-
-def _pieces(pieces: Sequence[Piece], shard: int) -> list[Piece]:
-    return [piece for piece in pieces if piece.shard == shard]
-
-
-def _handles(pieces: Sequence[Piece], shard: int) -> list[Any]:
-    return [piece.handle for piece in _pieces(pieces, shard)]
-
-
-def _owner_of_lost(error: BaseException | None, offers: Sequence[Offer]) -> str | None:
-    if not isinstance(error, ObjectLostError):
-        return None
-    return next((o.island for o in offers for p in o.emission.pieces if p.handle.hex() == error.object_ref_hex), None)

@@ -20,6 +20,7 @@ import numpy as np
 import ray
 
 from ray_diloco.blocks import Channel, Cut
+from ray_diloco.cluster.ahead import brought
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
@@ -258,15 +259,22 @@ class Rank:
         self._calls += 1
         self._misfortune.called()
         self._misfortune.pass_(self._round, AFTER_COMMIT)
-        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
-        self._exchanges.adopt(fragments, merged, payloads)
+        arrays: Sequence[np.ndarray] = brought(payloads)
+        self._misfortune.transfer(sum(array.nbytes for array in arrays))
+        self._exchanges.adopt(fragments, merged, arrays)
 
     def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of all fragments, whatever the rule of adoption; collective over the island."""
         self._calls += 1
         self._misfortune.called()
-        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
-        self._exchanges.join(fragments, payloads)
+        arrays: Sequence[np.ndarray] = brought(payloads)
+        self._misfortune.transfer(sum(array.nbytes for array in arrays))
+        self._exchanges.join(fragments, arrays)
+
+    @ray.method(concurrency_group="fetching")
+    def fetch(self, *payloads: np.ndarray) -> None:
+        """Brings payloads to this machine, whatever else is done."""
+        brought(payloads)
 
     def evaluate(self, blocks: Sequence[int], *payloads: np.ndarray) -> list[tuple[float, int]]:
         """Loss of this rank's held-out blocks: nats and predicted tokens of each.
@@ -276,7 +284,7 @@ class Rank:
         self._calls += 1
         self._beats += 1
         if payloads:
-            self._exchanges.borrow(payloads)
+            self._exchanges.borrow(brought(payloads))
         else:
             self._exchanges.give_back()
         numbers = np.asarray(blocks, dtype=np.int64)
@@ -363,4 +371,4 @@ def _address() -> str:
     return address
 
 
-RankActor = actor(fenced(Rank), concurrency_groups={"control": 1, "writing": 1})
+RankActor = actor(fenced(Rank), concurrency_groups={"control": 1, "writing": 1, "fetching": 2})

@@ -17,6 +17,7 @@ import numpy as np
 import ray
 
 from ray_diloco.blocks import CONTROL, Cut
+from ray_diloco.cluster.ahead import brought
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.storage import Storage
@@ -186,7 +187,7 @@ class Shard:
 
     def gram(self, work: ShardWork, *payloads: np.ndarray) -> np.ndarray:
         """Inner products of contributions over this shard's part; see `AnchorShard.gram`."""
-        contributions, _ = _contributions(work, payloads)
+        contributions, _ = _contributions(work, brought(payloads))
         return self._of(work.fragment, work.anchor).gram(work.fragment, contributions)
 
     def factors(self, kind: str, weights: Sequence[float], *grams: np.ndarray) -> list[float]:
@@ -206,11 +207,12 @@ class Shard:
           payloads: of all contributions, in the order of `specs`; then one of each neighbour's anchor.
         """
         self._misfortune.pass_(round_of(work.key), MID_SEND)
-        self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
+        arrays: Sequence[np.ndarray] = brought(payloads)
+        self._misfortune.transfer(sum(array.nbytes for array in arrays))
         kept = self._of(work.fragment, work.anchor)
         if any(kept.spare_side(work.fragment) in sides for sides, write in self._reading if not write.done()):
             kept.renew_spare(work.fragment)
-        contributions, rest = _contributions(work, payloads)
+        contributions, rest = _contributions(work, arrays)
         prepared, payload = kept.prepare(
             work.key,
             work.fragment,
@@ -358,11 +360,6 @@ class Shard:
 def round_of(key: str) -> int:
     """The round that a key names; see `rounds.conclusions`."""
     return int(key.split(".", 1)[0])
-
-
-def fragment_of(key: str) -> int:
-    """The fragment that a key names."""
-    return int(key.split(":", 1)[0].split(".")[1])
 
 
 def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[list[Contribution], Sequence[np.ndarray]]:

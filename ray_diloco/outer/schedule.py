@@ -243,8 +243,8 @@ class PacedCourse(Course):
                 return False
             step = min(self._pending)
             emits, adopts = (tuple(sorted(each, key=_by_fragment)) for each in self._pending.pop(step))
-            last = not self._pending and self._legs[-1].round >= self.schedule.rounds
-            early = tuple(sorted(self._early, key=_by_fragment)) if last else ()
+            ends = not self._pending and self._legs[-1].round >= self.schedule.rounds
+            early = tuple(sorted(self._early, key=_by_fragment)) if ends else ()
             self._boundaries.append(Boundary(step, (Stage(emits, adopts),), early))
             self._steps.append(step)
         return True

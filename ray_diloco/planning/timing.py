@@ -2,8 +2,9 @@
 
 An exchange of a fragment is: the island encodes, its message goes to the anchor's side, the anchor merges and steps,
 its message comes back, the island adopts.  Encoding and adopting stop the island; the rest is exposed only where it
-takes longer than the `τ` steps that are made meanwhile: `max(0, T − τ c)` (../shared/algorithms.md §8.4).  All islands
-share the link of the island beside which the anchor lives.
+takes longer than the `τ` steps that are made meanwhile: `max(0, T − τ c)` (../shared/algorithms.md §8.4).  Where it is
+hidden, the island still waits for its next call at emission and at adoption.  All islands share the link of the island
+beside which the anchor lives.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Control messages and object pulls that wait for one another in an exchange, each a time there and back: emit, the
-# shard's pull, prepare to commit, the rank's pull, adopt to the next training call (`rounds/loop.py`).
-ROUND_TRIPS = 5
+# What waits for one another in an exchange, in times there and back: what was emitted is told (half), the shard's pull,
+# the anchor is told of and pulled (one and a half); adoption and the next training are asked for meanwhile
+# (`cluster/ahead.py`).
+ROUND_TRIPS = 3
+# Where steps are made meanwhile: after emission, and again before adoption, a report and the next call.
+TURNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +66,24 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How long an exchange of one fragment takes, in seconds."""
+    """How long an exchange of one fragment takes, in seconds; `rtt` is the longest way there and back."""
 
     emit: float
     up: float
     merge: float
     down: float
     adopt: float
-    latency: float
+    rtt: float
 
     @property
     def away(self) -> float:
         """Seconds in which the island need not do anything."""
-        return self.up + self.merge + self.down + self.latency
+        return self.up + self.merge + self.down + ROUND_TRIPS * self.rtt
 
     def exposed(self, hidden_s: float) -> float:
         """Seconds in which the island does not train, if it makes steps of `hidden_s` seconds meanwhile."""
-        return self.emit + self.adopt + max(0.0, self.away - hidden_s)
+        turns = TURNS * self.rtt if hidden_s else 0.0
+        return self.emit + self.adopt + max(turns, self.away - hidden_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ def exchange_time(
         (speeds.merge + speeds.merge_each * len(sites)) * load.elements / shards,
         max(down, _seconds(load.down * len(far), hub.up)),
         speeds.adopt * load.elements,
-        ROUND_TRIPS * max([sites[n].link.rtt_s for n in far], default=0.0),
+        max([sites[n].link.rtt_s for n in far], default=0.0),
     )
 
 

@@ -36,9 +36,7 @@ class ContributionRefused(Exception):
 
     def __init__(self, island: str, reason: str, number: int = 0) -> None:
         super().__init__(island, reason, number)
-        self.island = island
-        self.reason = reason
-        self.number = number
+        self.island, self.reason, self.number = island, reason, number
 
 
 class TooFew(Exception):
@@ -58,7 +56,8 @@ class Lease:
 class Work:
     """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`.
 
-    `seconds` above 0 ends it earlier, after that time and at least one step.
+    `seconds` above 0 ends it earlier, after that time and at least one step.  `emits` says what is emitted behind it,
+    fragment, base version and round: over a long way it pays to ask for that in time.
     """
 
     segment: int
@@ -66,16 +65,19 @@ class Work:
     steps: int
     lease: Lease
     seconds: float = 0.0
+    emits: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time."""
+    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time;
+    `adopt_s` went by before it, where the island had still to adopt what it was given last."""
 
     steps: int
     tokens: int
     loss: float
     seconds: float
+    adopt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +230,8 @@ class Base(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything but tensors that a commit makes durable.
-
-    `sent`: by fragment, contributions with their factors that the next round needs; their payloads are to be kept too.
+    """Everything but tensors that a commit makes durable; `sent` are contributions with their factors, by fragment,
+    that the next round needs: their payloads are to be kept too.
     """
 
     round: int
@@ -267,7 +268,7 @@ class Island(Protocol):
         """Encodes `B − θ` of a fragment."""
 
     async def adopt(self, updates: Sequence[Update], merged: Mapping[int, bool]) -> None:
-        """Sets θ and B.
+        """Sets θ and B.  It may return before that is done: what is asked next comes after it, and fails if it failed.
 
         `merged` says of fragments that were offered whether a commit has acknowledged the offer: what an error feedback
         left out of it is only forgotten then.
@@ -286,9 +287,8 @@ class Island(Protocol):
         """Forgets the inner state: moments begin anew, and the learning rate is warmed up again for a while."""
 
     async def save(self, round_: int, bases: Mapping[int, Base] | None) -> Awaitable[Sequence[Any]]:
-        """Copies the inner state now and writes it in the background; the awaitable yields file entries.
-
-        With `bases`, by fragment, parameters and bases are a part of it.
+        """Copies the inner state (with `bases`, by fragment, parameters and bases too) and writes it in the background;
+        the awaitable yields file entries.
         """
 
 
@@ -389,11 +389,12 @@ class Timing:
     def trained(self, report: Report) -> None:
         """Notes what a segment of training came to."""
         self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds
+        self.adopt_s += report.adopt_s
 
     def followed_by(self, later: Timing) -> Timing:
         """Both together; the norm is the later one's."""
         tokens = self.tokens + later.tokens
         loss = (self.loss * self.tokens + later.loss * later.tokens) / tokens if tokens else later.loss
-        added = ("steps", "tokens", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "bytes_up", "bytes_down")
-        summed = {name: getattr(self, name) + getattr(later, name) for name in added}
+        numbers = ("steps", "tokens", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "bytes_up", "bytes_down")
+        summed = {name: getattr(self, name) + getattr(later, name) for name in numbers}
         return Timing(**summed, loss=loss, norm=later.norm or self.norm)

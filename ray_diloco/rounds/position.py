@@ -170,9 +170,9 @@ def _kept(offer: Offer) -> tuple[Any, ...]:
 
 
 def _offer(*kept: Any) -> Offer:
-    *fields, norm, sizes = kept
-    pieces = tuple(Piece(shard, nbytes, None) for shard, nbytes in sizes)
-    return Offer(*fields, Emission(pieces, norm, finite=True))
+    island, incarnation, fragment, round_, base_version, steps, tokens, loss, norm, sizes = kept
+    emission = Emission(tuple(Piece(shard, nbytes, None) for shard, nbytes in sizes), norm, finite=True)
+    return Offer(island, incarnation, fragment, round_, base_version, steps, tokens, loss, emission)
 
 
 def _origin(offer: Offer) -> tuple[Due, str]:

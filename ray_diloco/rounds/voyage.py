@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_diloco.outer.layout import total
 from ray_diloco.outer.schedule import Boundary, Due
@@ -114,7 +114,7 @@ class Voyage:
             await self._catch_up([due for one in skipped for due in one.adopts], timing)
             self._member.to(State.TRAINING)
             self._member.settled = True
-            report = await self._island.train(work)
+            report = await self._island.train(self._announced(work, boundary))
             self._trained(work, report)
             timing.trained(report)
             adopted: list[tuple[Due, Outcome]] = []
@@ -144,6 +144,12 @@ class Voyage:
             await self._see_the_end()
         else:
             await self._written()
+
+    def _announced(self, work: Work, boundary: Boundary) -> Work:
+        """The work, with what is emitted right behind it."""
+        first = boundary.stages[0].emits if boundary.stages else ()
+        versions = self._member.versions
+        return replace(work, emits=tuple((due.fragment, versions[due.fragment], due.round) for due in first))
 
     async def _see_the_end(self) -> None:
         """Waits for the last round, and takes part in the last evaluation."""

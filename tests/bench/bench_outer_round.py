@@ -24,7 +24,7 @@ from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.exchanges import Exchanges
-from ray_diloco.cluster.fleet import FleetSettings, RayIsland
+from ray_diloco.cluster.island import FleetSettings, RayIsland
 from ray_diloco.cluster.misfortune import NO_FAULTS
 from ray_diloco.cluster.rank import Rank
 from ray_diloco.config.compose import compose
@@ -171,6 +171,7 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
         del emissions, offers, step
         update = prepared.updates[SHARED]
         await asyncio.gather(*(island.adopt([update], {0: True}) for island in fleet))
+        await asyncio.gather(*(island.settled() for island in fleet))
         await swap
         mine.append(time.perf_counter() - began)
         if other:

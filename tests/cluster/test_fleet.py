@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from ray_diloco.cluster import fleet
+from ray_diloco.cluster import island
 from ray_diloco.cluster.calls import ActorFailed
-from ray_diloco.cluster.fleet import FleetSettings, RayIsland
+from ray_diloco.cluster.island import FleetSettings, RayIsland
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import InnerError, MeetingError, SyncError
@@ -17,9 +17,9 @@ def adopt_with(error, monkeypatch):
     async def answers(calls, what, deadline_s):
         raise error
 
-    monkeypatch.setattr(fleet, "answers", answers)
+    monkeypatch.setattr(island, "answers", answers)
     settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(), lambda: None, None)
-    asyncio.run(RayIsland("i1", 0, [], None, settings).adopt([], {}))
+    asyncio.run(RayIsland("i1", 0, [], None, settings).join([]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""What is asked of an island's ranks before anybody waits for it: each answer costs the way there and back.
+
+A rank does what one caller asks of it in that order.  So an emission is asked for with the training before it, training
+with the adoption before it, and an answer that nobody needs yet is read later.  A new anchor goes to the machines of
+its islands as soon as it is there, in a call that holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from ray_diloco.rounds.clock import now
+
+
+class Ahead:
+    """Calls to the ranks of one island that are under way.
+
+    Attributes:
+      emissions: what `emit` of each rank will return, by fragment and base version.
+    """
+
+    def __init__(self) -> None:
+        self.emissions: dict[tuple[int, int], list[Any]] = {}
+        self._what: list[str] = []
+        self._calls: list[Any] = []
+        self._since = 0.0
+
+    def begin(self, what: str, calls: Sequence[Any]) -> None:
+        """Notes calls whose answers are to be read before those of later ones."""
+        if not self._calls:
+            self._since = now()
+        self._what.append(what)
+        self._calls += calls
+
+    def taken(self) -> tuple[str, list[Any], float]:
+        """Those calls in words, the calls, and when the first was made; they are forgotten here."""
+        what, calls = " and ".join(self._what), self._calls
+        self._what, self._calls = [], []
+        return what, calls, self._since
+
+    def fetch(self, ranks: Sequence[Any], nodes: Sequence[str], payload: Any, node_id: str | None) -> None:
+        """Lets a payload come from a node to those of the ranks, once for each."""
+        for node in dict.fromkeys(nodes):
+            if node != node_id:
+                ranks[nodes.index(node)].fetch.remote(*handed_over([payload]))
+
+
+def handed_over(handles: Sequence[Any]) -> list[Any]:
+    """References as arguments of a call that nothing is to wait for but the call itself.
+
+    Ray holds up all later calls to an actor until what an argument stands for has come, heartbeats among them.  In a
+    list references stay what they are, and `brought` reads them.
+    """
+    return [list(handles)] if handles else []
+
+
+def brought(payloads: Sequence[Any]) -> Sequence[Any]:
+    """What arguments stand for, handed over or not; waits for what has still to come."""
+    if len(payloads) == 1 and isinstance(payloads[0], list):
+        found: list[Any] = ray.get(payloads[0])
+        return found
+    return payloads

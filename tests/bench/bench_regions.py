@@ -1,0 +1,225 @@
+"""Three regions on one machine, over the links of ../shared/wanlab: object pulls, and real runs of several methods.
+
+    pulls    Mbit/s of `ray.get` from eu to us (90 ms, 1000 Mbit/s each way), in one object and in several, with the
+             buffers that Linux comes with and with those of `regions.TUNED`
+    train    a run of each method on one cluster: seconds of a round, utilisation, tokens per second, and bytes on the
+             links by the router's count beside those of summary.json
+    plan     what `ray-diloco plan` says of the same runs, with the links as given and the steps as measured
+
+Utilisation is inner training over the wall time of the segments, as summary.json has it; `whole` is the same over all
+the time from the first segment to the last commit, with evaluations and commits.  Islands share the processors of one
+machine: what they wait for these counts as training.
+
+    sudo python tests/bench/bench_regions.py pulls
+    sudo python tests/bench/bench_regions.py train --variants streaming sync_dp
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
+
+from regions import LAB, TUNED, Regions, lacking, regions
+
+COMMON = (
+    "model=tiny", "islands.regions.us=1", "islands.regions.eu=1", "islands.regions.asia=1", "evaluate.every=0",
+    "evaluate.blocks=1", "export.enabled=false", "deadlines.placement_s=120",
+)  # fmt: skip
+VARIANTS = {
+    "diloco": ("algorithm=diloco", "inner.H=50"),
+    "streaming": ("algorithm=streaming", "inner.H=50", "schedule.delay=5"),
+    "sync_dp": ("algorithm=sync_dp",),
+}
+# Bytes a round may differ by, beside 1 %.
+SLACK = 10_000
+
+PULL = """
+import sys, time
+import numpy as np, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as Near
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+where = {n["Labels"]["ray.io/availability-region"]: n["NodeID"] for n in ray.nodes()}
+@ray.remote(num_cpus=0)
+class Source:
+    def made(self, nbytes, count):
+        parts = [np.ones(nbytes // count, np.uint8) for _ in range(count)]
+        return parts if count > 1 else parts[0]
+source = Source.options(scheduling_strategy=Near(where[sys.argv[2]], soft=False)).remote()
+nbytes, rates = int(sys.argv[3]), {}
+for count in [1, 1, 1, 1, 2, 2, 3, 3, 4, 4]:
+    refs = source.made.options(num_returns=count).remote(nbytes, count)
+    refs = refs if count > 1 else [refs]
+    ray.wait(refs, num_returns=count, fetch_local=False)
+    began = time.perf_counter()
+    ray.get(refs)
+    rates.setdefault(count, []).append(round(8 * nbytes / (time.perf_counter() - began) / 1e6))
+    del refs
+print("RATES", rates)
+"""
+
+
+def pulls(source: str) -> None:
+    """Rates with the buffers that are there and with larger ones; the first pull of all goes over a cold connection."""
+    for name, settings in (("as Linux comes", {}), ("tuned", TUNED)):
+        with regions(settings=settings) as lab:
+            done = lab.run("us", sys.executable, "-c", PULL, lab.head, source, str(100 * 10**6))
+            found = [line for line in done.stdout.splitlines() if line.startswith("RATES")]
+            print(
+                f"{source} to us, {name}: {found[0][6:] if found else done.stderr[-2000:]} Mbit/s by slices", flush=True
+            )
+
+
+class Sampler:
+    """What the links had carried at each moment."""
+
+    def __init__(self, lab: Regions) -> None:
+        self._lab, self._over = lab, threading.Event()
+        self.samples: list[tuple[float, dict[str, int]]] = []
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.is_set():
+            self.samples.append((time.time(), self._lab.carried()))
+            self._over.wait(0.05)
+
+    def between(self, begin: float, end: float) -> int:
+        """Bytes on all links from one moment to another."""
+        inside = [sum(carried.values()) for at, carried in self.samples if begin <= at <= end]
+        return inside[-1] - inside[0] if inside else 0
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def train(lab: Regions, name: str, rounds: int, more: list[str]) -> dict[str, Any]:
+    """One run by the command, in the region of the head."""
+    root = lab.folder / "runs"
+    command = [
+        sys.executable, "-m", "ray_diloco.cli", "train", "--quiet", f"ray.address={lab.head}", *COMMON, *VARIANTS[name],
+        f"run.rounds={rounds}", f"run.name={name}", f"run.root={root}", *more,
+    ]  # fmt: skip
+    began = time.time()
+    with Sampler(lab) as sampler:
+        done = lab.run("us", *command)
+    if done.returncode:
+        raise SystemExit(f"{name} failed with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return figures(root / name, sampler, began)
+
+
+def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
+    """What a run left, beside what the links carried."""
+    events, lines = lines_of(folder / "events.jsonl"), lines_of(folder / "metrics.jsonl")
+    commits = [e for e in events if e["event"] == "round_committed"]
+    opened = [e for e in events if e["event"] == "round_opened"]
+    # The first round goes over cold connections and begins with what islands join with.
+    first, last = commits[min(2, len(commits) // 2)], commits[-1]
+    rounds = last["round"] - first["round"]
+    islands = [line for line in lines if line["kind"] == "island" and first["round"] < line["round"] <= last["round"]]
+    summary = json.loads((folder / "summary.json").read_text())
+    payload = sum(line["bytes_up"] + line["bytes_down"] for line in islands if line["island"] not in ("us", "us-0"))
+    seconds = last["t"] - first["t"]
+    # From the midst of a round's steps to that of a later one: what belongs to a round travels around its commit.
+    times, count = [c["t"] for c in commits], len(commits) - 1 - commits.index(first)
+    wire = sampler.between(*(0.6 * times[k] + 0.4 * times[k + 1] for k in (-count - 1, -2)))
+    payload *= (count - 1) / count
+    mean = {
+        key: round(sum(line[key] for line in islands) / len(islands), 3)
+        for key in ("train_s", "send_s", "wait_s", "adopt_s", "wall_s")
+    }
+    return {
+        "start_s": round(opened[0]["t"] - began, 1),
+        "round_s": round(seconds / rounds, 3),
+        "utilisation": round(summary["utilisation"], 4),
+        "utilisation_later": round(sum(i["train_s"] for i in islands) / sum(i["wall_s"] for i in islands), 4),
+        "whole": round(sum(i["train_s"] for i in islands) / len({i["island"] for i in islands}) / seconds, 4),
+        "tokens_per_s": round((last["tokens"] - first["tokens"]) / seconds),
+        "mean_of_a_round": mean,
+        "payload_per_round": round(payload / (count - 1)),
+        "wire_per_round": round(wire / (count - 1)),
+        "allowed_per_round": round(0.01 * payload / (count - 1)) + SLACK,
+        "more_per_round": round((wire - payload) / (count - 1)),
+        "more_per_s": round((wire - payload) / (count - 1) / (seconds / rounds)),
+        "summary_bytes": [summary["bytes_up"], summary["bytes_down"]],
+        "step_s": round(sum(i["train_s"] for i in islands) / sum(i["steps"] for i in islands), 4),
+    }
+
+
+def plan(name: str, step_s: float, more: list[str]) -> dict[str, Any]:
+    """What the planner says of a run with the anchor in us."""
+    import subprocess
+
+    spec = yaml.safe_load(LAB.read_text())
+    given = [f"plan.step_seconds={step_s}", "plan.anchor=us-0"]
+    for far in ("eu", "asia"):
+        link = {**spec["default"], **spec["links"].get(f"us-{far}", {})}
+        site = f"plan.islands.{far}-0"
+        given += [f"{site}.up_mbit={link['mbps']}", f"{site}.down_mbit={link['mbps']}"]
+        given += [f"{site}.rtt_ms={2 * link['latency_ms']}"]
+    command = [sys.executable, "-m", "ray_diloco.cli", "plan", "--json", *COMMON, *VARIANTS[name], *given, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr[-500:] or done.stdout[-500:]}
+    times = json.loads(done.stdout)
+    times = times.get("times", times)
+    return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation") if key in times}
+
+
+def idle(lab: Regions, seconds: float = 20.0) -> dict[str, float]:
+    """Bytes a second that a cluster sends which does nothing."""
+    with Sampler(lab) as sampler:
+        threading.Event().wait(seconds)
+    (begin, _), (end, _) = sampler.samples[0], sampler.samples[-1]
+    return {"idle_bytes_per_s": round(sampler.between(begin, end) / (end - begin))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["pulls", "train", "plan"])
+    parser.add_argument("--step-s", type=float, default=0.1, help="seconds of a step, for the plan")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40, help="rounds of sync_dp, in which every step is one")
+    parser.add_argument("--from", dest="source", default="eu")
+    parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
+    arguments = parser.parse_args()
+    # What was started is ended also where somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if reason := lacking():
+        raise SystemExit(reason)
+    if arguments.what == "pulls":
+        pulls(arguments.source)
+        return
+    with regions() as lab:
+        print(json.dumps(idle(lab)), flush=True)
+        for name in arguments.variants:
+            rounds = arguments.steps if name == "sync_dp" else arguments.rounds
+            found = train(lab, name, rounds, arguments.set)
+            print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
+            if keep := os.environ.get("KEEP"):
+                import shutil
+
+                shutil.copytree(lab.folder / "runs" / name, Path(keep) / name, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    main()
