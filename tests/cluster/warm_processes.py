@@ -73,7 +73,7 @@ class Warm:
     """The processes; `runs` is where runs use them."""
 
     def __init__(self):
-        self._ranks = Pool(WarmRank, {"concurrency_groups": {"control": 1, "writing": 1}})
+        self._ranks = Pool(WarmRank, {"concurrency_groups": {"control": 1, "writing": 1, "fetching": 2}})
         self._shards = Pool(WarmShard, {"concurrency_groups": {"control": 1, "writing": 1}})
 
     @contextmanager
