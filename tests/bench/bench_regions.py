@@ -7,8 +7,8 @@
     plan     what `ray-diloco plan` says of the same runs, with the links as given and the steps as measured
 
 Utilisation is inner training over the wall time of the segments, as summary.json has it; `whole` is the same over all
-the time from the first segment to the last commit, with evaluations and commits.  Islands share the processors of one
-machine: what they wait for these counts as training.
+the time from one commit to another, with what lies between segments.  Each rank is held to half a processor (a quota
+of its control group), so that three islands of equal speed fit on two and do not wait for one another's processor.
 
     sudo python tests/bench/bench_regions.py pulls
     sudo python tests/bench/bench_regions.py train --variants streaming sync_dp
@@ -17,12 +17,16 @@ machine: what they wait for these counts as training.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
+from cluster_runs import Tape, seen
 from regions import LAB, TUNED, Regions, lacking, regions
 
 COMMON = (
@@ -41,6 +46,10 @@ VARIANTS = {
     "streaming": ("algorithm=streaming", "inner.H=50", "schedule.delay=5"),
     "sync_dp": ("algorithm=sync_dp",),
 }
+REGIONS = ("us", "eu", "asia")
+CGROUPS = Path("/sys/fs/cgroup/cpu")
+# Of a processor, for each rank.
+PROCESSORS = 0.5
 # Bytes a round may differ by, beside 1 %.
 SLACK = 10_000
 
@@ -80,6 +89,41 @@ def pulls(source: str) -> None:
             )
 
 
+@contextlib.contextmanager
+def own_processors() -> Iterator[Path | None]:
+    """Control groups for this process and the ranks of each region; None where there are none to be had."""
+    group, own = CGROUPS / "wan", str(os.getpid())
+    try:
+        for path in (group, group / "rest", *(group / region for region in REGIONS)):
+            path.mkdir(exist_ok=True)
+        (group / "cpu.shares").write_text("262144")
+        for region in REGIONS:
+            (group / region / "cpu.cfs_period_us").write_text("10000")
+            (group / region / "cpu.cfs_quota_us").write_text(str(int(10000 * PROCESSORS)))
+        (group / "rest" / "cgroup.procs").write_text(own)
+    except OSError as error:
+        print(f"no control groups: {error}; islands compete for processors", flush=True)
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        (CGROUPS / "cgroup.procs").write_text(own)
+        for path in (*(group / region for region in REGIONS), group / "rest", group):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def hold_back(group: Path) -> None:
+    """Holds the rank of each region to its part of a processor."""
+    for region in REGIONS:
+        pids = subprocess.run(["ip", "netns", "pids", f"wan-{region}"], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Rank"):
+                    (group / region / "cgroup.procs").write_text(pid)
+
+
 class Sampler:
     """What the links had carried at each moment."""
 
@@ -99,7 +143,7 @@ class Sampler:
     def _sample(self) -> None:
         while not self._over.is_set():
             self.samples.append((time.time(), self._lab.carried()))
-            self._over.wait(0.05)
+            self._over.wait(0.1)
 
     def between(self, begin: float, end: float) -> int:
         """Bytes on all links from one moment to another."""
@@ -111,7 +155,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def train(lab: Regions, name: str, rounds: int, more: list[str]) -> dict[str, Any]:
+def train(lab: Regions, name: str, rounds: int, more: list[str], group: Path | None) -> dict[str, Any]:
     """One run by the command, in the region of the head."""
     root = lab.folder / "runs"
     command = [
@@ -119,8 +163,14 @@ def train(lab: Regions, name: str, rounds: int, more: list[str]) -> dict[str, An
         f"run.rounds={rounds}", f"run.name={name}", f"run.root={root}", *more,
     ]  # fmt: skip
     began = time.time()
-    with Sampler(lab) as sampler:
-        done = lab.run("us", *command)
+    tape = Tape(root / name)
+    with Sampler(lab) as sampler, ThreadPoolExecutor(1) as waiting:
+        ended = waiting.submit(lab.run, "us", *command)
+        with contextlib.suppress(AssertionError):
+            tape.wait(seen("round_opened"), lambda: not ended.done())
+            if group is not None:
+                hold_back(group)
+        done = ended.result()
     if done.returncode:
         raise SystemExit(f"{name} failed with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return figures(root / name, sampler, began)
@@ -166,8 +216,6 @@ def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
 
 def plan(name: str, step_s: float, more: list[str]) -> dict[str, Any]:
     """What the planner says of a run with the anchor in us."""
-    import subprocess
-
     spec = yaml.safe_load(LAB.read_text())
     given = [f"plan.step_seconds={step_s}", "plan.anchor=us-0"]
     for far in ("eu", "asia"):
@@ -209,11 +257,11 @@ def main() -> None:
     if arguments.what == "pulls":
         pulls(arguments.source)
         return
-    with regions() as lab:
+    with own_processors() as group, regions() as lab:
         print(json.dumps(idle(lab)), flush=True)
         for name in arguments.variants:
             rounds = arguments.steps if name == "sync_dp" else arguments.rounds
-            found = train(lab, name, rounds, arguments.set)
+            found = train(lab, name, rounds, arguments.set, group)
             print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
             if keep := os.environ.get("KEEP"):
                 import shutil
