@@ -11,7 +11,7 @@ the time from one commit to another, with what lies between segments.  Each rank
 of its control group), so that three islands of equal speed fit on two and do not wait for one another's processor.
 
     sudo python tests/bench/bench_regions.py pulls
-    sudo python tests/bench/bench_regions.py train --variants streaming sync_dp
+    sudo python tests/bench/bench_regions.py train --mbit 12 --variants streaming sync_dp --set codec.down.kind=bf16
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -214,9 +216,8 @@ def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
     }
 
 
-def plan(name: str, step_s: float, more: list[str]) -> dict[str, Any]:
+def plan(name: str, spec: dict[str, Any], step_s: float, more: list[str]) -> dict[str, Any]:
     """What the planner says of a run with the anchor in us."""
-    spec = yaml.safe_load(LAB.read_text())
     given = [f"plan.step_seconds={step_s}", "plan.anchor=us-0"]
     for far in ("eu", "asia"):
         link = {**spec["default"], **spec["links"].get(f"us-{far}", {})}
@@ -240,6 +241,18 @@ def idle(lab: Regions, seconds: float = 20.0) -> dict[str, float]:
     return {"idle_bytes_per_s": round(sampler.between(begin, end) / (end - begin))}
 
 
+def measure(arguments: argparse.Namespace, group: Path | None, lab_file: Path) -> None:
+    """One run of each method on one cluster."""
+    with regions(lab_file) as lab:
+        print(json.dumps(idle(lab)), flush=True)
+        for name in arguments.variants:
+            rounds = arguments.steps if name == "sync_dp" else arguments.rounds
+            found = train(lab, name, rounds, arguments.set, group)
+            print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
+            if keep := os.environ.get("KEEP"):
+                shutil.copytree(lab.folder / "runs" / name, Path(keep) / name, dirs_exist_ok=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["pulls", "train", "plan"])
@@ -247,9 +260,17 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40, help="rounds of sync_dp, in which every step is one")
+    parser.add_argument("--mbit", type=float, default=0.0, help="of every link, each way; 0: as the lab has them")
     parser.add_argument("--from", dest="source", default="eu")
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
     arguments = parser.parse_args()
+    spec = yaml.safe_load(LAB.read_text())
+    for link in (spec["default"], *spec["links"].values()) if arguments.mbit else ():
+        link["mbps"] = arguments.mbit
+    if arguments.what == "plan":
+        for name in arguments.variants:
+            print(name, plan(name, spec, arguments.step_s, arguments.set))
+        return
     # What was started is ended also where somebody ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if reason := lacking():
@@ -257,16 +278,10 @@ def main() -> None:
     if arguments.what == "pulls":
         pulls(arguments.source)
         return
-    with own_processors() as group, regions() as lab:
-        print(json.dumps(idle(lab)), flush=True)
-        for name in arguments.variants:
-            rounds = arguments.steps if name == "sync_dp" else arguments.rounds
-            found = train(lab, name, rounds, arguments.set, group)
-            print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
-            if keep := os.environ.get("KEEP"):
-                import shutil
-
-                shutil.copytree(lab.folder / "runs" / name, Path(keep) / name, dirs_exist_ok=True)
+    with own_processors() as group, tempfile.NamedTemporaryFile("w", suffix=".yaml") as lab_file:
+        yaml.safe_dump(spec, lab_file)
+        lab_file.flush()
+        measure(arguments, group, Path(lab_file.name))
 
 
 if __name__ == "__main__":
