@@ -233,7 +233,7 @@ def plan(name: str, spec: dict[str, Any], step_s: float, more: list[str]) -> dic
     return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation") if key in times}
 
 
-def idle(lab: Regions, seconds: float = 20.0) -> dict[str, float]:
+def idle(lab: Regions, seconds: float = 10.0) -> dict[str, float]:
     """Bytes a second that a cluster sends which does nothing."""
     with Sampler(lab) as sampler:
         threading.Event().wait(seconds)
