@@ -22,8 +22,10 @@ from ray_diloco.errors import DilocoError
 from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.ports import IslandLost
 
-# Seconds between two beats of a rank.
-BEAT_S = 0.5
+# Seconds between two beats of a rank; a far one is asked less often, since each beat is some kilobytes on a long way.
+BEAT_S, FAR_BEAT_S = 0.5, 2.0
+# So many times what a beat took go by before the next.
+PAUSE = 10
 # How long a failed call waits to hear which rank died: the one that lives may be the first to complain.
 DIAGNOSIS_S = 1.0
 
@@ -101,8 +103,9 @@ class Watch:
 
     async def _listen(self, rank: int) -> None:
         while not self.lost.done():
+            began = now()
             await self._beat(rank, self._heartbeat_s, silence=True)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(max(BEAT_S, min(FAR_BEAT_S, PAUSE * (now() - began))))
 
     async def _beat(self, rank: int, deadline_s: float, *, silence: bool) -> None:
         """One beat; `silence`: an answer that does not come means that the rank is frozen."""

@@ -7,22 +7,28 @@
     plan     what `ray-diloco plan` says of the same runs, with the links as given and the steps as measured
 
 Utilisation is inner training over the wall time of the segments, as summary.json has it; `whole` is the same over all
-the time from the first segment to the last commit, with evaluations and commits.  Islands share the processors of one
-machine: what they wait for these counts as training.
+the time from one commit to another, with what lies between segments.  Each rank is held to half a processor (a quota
+of its control group), so that three islands of equal speed fit on two and do not wait for one another's processor.
 
     sudo python tests/bench/bench_regions.py pulls
-    sudo python tests/bench/bench_regions.py train --variants streaming sync_dp
+    sudo python tests/bench/bench_regions.py train --mbit 12 --variants streaming sync_dp --set codec.down.kind=bf16
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +36,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
+from cluster_runs import Tape, seen
 from regions import LAB, TUNED, Regions, lacking, regions
 
 COMMON = (
@@ -41,6 +48,10 @@ VARIANTS = {
     "streaming": ("algorithm=streaming", "inner.H=50", "schedule.delay=5"),
     "sync_dp": ("algorithm=sync_dp",),
 }
+REGIONS = ("us", "eu", "asia")
+CGROUPS = Path("/sys/fs/cgroup/cpu")
+# Of a processor, for each rank.
+PROCESSORS = 0.5
 # Bytes a round may differ by, beside 1 %.
 SLACK = 10_000
 
@@ -80,6 +91,41 @@ def pulls(source: str) -> None:
             )
 
 
+@contextlib.contextmanager
+def own_processors() -> Iterator[Path | None]:
+    """Control groups for this process and the ranks of each region; None where there are none to be had."""
+    group, own = CGROUPS / "wan", str(os.getpid())
+    try:
+        for path in (group, group / "rest", *(group / region for region in REGIONS)):
+            path.mkdir(exist_ok=True)
+        (group / "cpu.shares").write_text("262144")
+        for region in REGIONS:
+            (group / region / "cpu.cfs_period_us").write_text("10000")
+            (group / region / "cpu.cfs_quota_us").write_text(str(int(10000 * PROCESSORS)))
+        (group / "rest" / "cgroup.procs").write_text(own)
+    except OSError as error:
+        print(f"no control groups: {error}; islands compete for processors", flush=True)
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        (CGROUPS / "cgroup.procs").write_text(own)
+        for path in (*(group / region for region in REGIONS), group / "rest", group):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def hold_back(group: Path) -> None:
+    """Holds the rank of each region to its part of a processor."""
+    for region in REGIONS:
+        pids = subprocess.run(["ip", "netns", "pids", f"wan-{region}"], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Rank"):
+                    (group / region / "cgroup.procs").write_text(pid)
+
+
 class Sampler:
     """What the links had carried at each moment."""
 
@@ -99,7 +145,7 @@ class Sampler:
     def _sample(self) -> None:
         while not self._over.is_set():
             self.samples.append((time.time(), self._lab.carried()))
-            self._over.wait(0.05)
+            self._over.wait(0.1)
 
     def between(self, begin: float, end: float) -> int:
         """Bytes on all links from one moment to another."""
@@ -111,7 +157,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def train(lab: Regions, name: str, rounds: int, more: list[str]) -> dict[str, Any]:
+def train(lab: Regions, name: str, rounds: int, more: list[str], group: Path | None) -> dict[str, Any]:
     """One run by the command, in the region of the head."""
     root = lab.folder / "runs"
     command = [
@@ -119,8 +165,14 @@ def train(lab: Regions, name: str, rounds: int, more: list[str]) -> dict[str, An
         f"run.rounds={rounds}", f"run.name={name}", f"run.root={root}", *more,
     ]  # fmt: skip
     began = time.time()
-    with Sampler(lab) as sampler:
-        done = lab.run("us", *command)
+    tape = Tape(root / name)
+    with Sampler(lab) as sampler, ThreadPoolExecutor(1) as waiting:
+        ended = waiting.submit(lab.run, "us", *command)
+        with contextlib.suppress(AssertionError):
+            tape.wait(seen("round_opened"), lambda: not ended.done())
+            if group is not None:
+                hold_back(group)
+        done = ended.result()
     if done.returncode:
         raise SystemExit(f"{name} failed with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return figures(root / name, sampler, began)
@@ -164,11 +216,8 @@ def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
     }
 
 
-def plan(name: str, step_s: float, more: list[str]) -> dict[str, Any]:
+def plan(name: str, spec: dict[str, Any], step_s: float, more: list[str]) -> dict[str, Any]:
     """What the planner says of a run with the anchor in us."""
-    import subprocess
-
-    spec = yaml.safe_load(LAB.read_text())
     given = [f"plan.step_seconds={step_s}", "plan.anchor=us-0"]
     for far in ("eu", "asia"):
         link = {**spec["default"], **spec["links"].get(f"us-{far}", {})}
@@ -184,12 +233,24 @@ def plan(name: str, step_s: float, more: list[str]) -> dict[str, Any]:
     return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation") if key in times}
 
 
-def idle(lab: Regions, seconds: float = 20.0) -> dict[str, float]:
+def idle(lab: Regions, seconds: float = 10.0) -> dict[str, float]:
     """Bytes a second that a cluster sends which does nothing."""
     with Sampler(lab) as sampler:
         threading.Event().wait(seconds)
     (begin, _), (end, _) = sampler.samples[0], sampler.samples[-1]
     return {"idle_bytes_per_s": round(sampler.between(begin, end) / (end - begin))}
+
+
+def measure(arguments: argparse.Namespace, group: Path | None, lab_file: Path) -> None:
+    """One run of each method on one cluster."""
+    with regions(lab_file) as lab:
+        print(json.dumps(idle(lab)), flush=True)
+        for name in arguments.variants:
+            rounds = arguments.steps if name == "sync_dp" else arguments.rounds
+            found = train(lab, name, rounds, arguments.set, group)
+            print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
+            if keep := os.environ.get("KEEP"):
+                shutil.copytree(lab.folder / "runs" / name, Path(keep) / name, dirs_exist_ok=True)
 
 
 def main() -> None:
@@ -199,9 +260,17 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40, help="rounds of sync_dp, in which every step is one")
+    parser.add_argument("--mbit", type=float, default=0.0, help="of every link, each way; 0: as the lab has them")
     parser.add_argument("--from", dest="source", default="eu")
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
     arguments = parser.parse_args()
+    spec = yaml.safe_load(LAB.read_text())
+    for link in (spec["default"], *spec["links"].values()) if arguments.mbit else ():
+        link["mbps"] = arguments.mbit
+    if arguments.what == "plan":
+        for name in arguments.variants:
+            print(name, plan(name, spec, arguments.step_s, arguments.set))
+        return
     # What was started is ended also where somebody ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if reason := lacking():
@@ -209,16 +278,10 @@ def main() -> None:
     if arguments.what == "pulls":
         pulls(arguments.source)
         return
-    with regions() as lab:
-        print(json.dumps(idle(lab)), flush=True)
-        for name in arguments.variants:
-            rounds = arguments.steps if name == "sync_dp" else arguments.rounds
-            found = train(lab, name, rounds, arguments.set)
-            print(name, json.dumps(found, indent=1), f"load {os.getloadavg()[0]:.1f}", flush=True)
-            if keep := os.environ.get("KEEP"):
-                import shutil
-
-                shutil.copytree(lab.folder / "runs" / name, Path(keep) / name, dirs_exist_ok=True)
+    with own_processors() as group, tempfile.NamedTemporaryFile("w", suffix=".yaml") as lab_file:
+        yaml.safe_dump(spec, lab_file)
+        lab_file.flush()
+        measure(arguments, group, Path(lab_file.name))
 
 
 if __name__ == "__main__":

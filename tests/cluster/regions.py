@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -168,10 +169,13 @@ class Regions:
 
     def say(self, *words: str) -> dict[str, Any]:
         """`cut`, `heal`, `isolate`, `rejoin` or `stats`: what each link has carried."""
-        done = subprocess.run(
-            [sys.executable, str(WANLAB / "wanlab.py"), *words], check=True, capture_output=True, text=True
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
+        own = f"{self.folder}/asks-{threading.get_ident()}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asks:
+            asks.bind(own)
+            asks.settimeout(10)
+            asks.sendto(json.dumps(words).encode(), CONTROL)
+            found: dict[str, Any] = json.loads(asks.recv(65536))
+        os.unlink(own)
         return found
 
     def carried(self) -> dict[str, int]:

@@ -1,0 +1,122 @@
+"""What an island's ranks are asked before answers have come back; ranks are stand-ins here, no Ray is started."""
+
+import asyncio
+import concurrent.futures
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from ray_diloco.cluster.ahead import Ahead, brought, handed_over
+from ray_diloco.cluster.island import FleetSettings, RayIsland
+from ray_diloco.cluster.rank import EmitStats
+from ray_diloco.cluster.storage import Storage
+from ray_diloco.config.schema import DeadlinesConfig
+from ray_diloco.rounds.ports import IslandLost, Lease, Piece, Report, Update, Work
+
+WORK = Work(1, 0, 5, Lease(0, "", ()), emits=((0, 3, 1),))
+UPDATE = Update(0, 4, (Piece(0, 8, "the anchor"),))
+
+
+class Answer:
+    """Stands for a reference to what a call returns."""
+
+    def __init__(self):
+        self._future = concurrent.futures.Future()
+
+    def future(self):
+        return self._future
+
+
+class Rank:
+    """Writes down what it is asked; answers are given by the test."""
+
+    def __init__(self):
+        self.asked, self.answers = [], {}
+
+    def __getattr__(self, method):
+        return Method(self, method)
+
+    def gives(self, method, value):
+        (self.answers[method].set_exception if isinstance(value, Exception) else self.answers[method].set_result)(value)
+
+
+class Method:
+    def __init__(self, rank, name):
+        self.rank, self.name = rank, name
+
+    def options(self, **options):
+        return self
+
+    def remote(self, *arguments, **named):
+        self.rank.asked.append(self.name)
+        answer = Answer()
+        self.rank.answers[self.name] = answer.future()
+        return [answer, "payload"] if self.name == "emit" else answer
+
+
+def sail(scenario):
+    async def run():
+        rank = Rank()
+        settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(), lambda: None, None)
+        await scenario(RayIsland("eu", 0, [rank], None, settings), rank)
+
+    asyncio.run(run())
+
+
+async def begun(coroutine):
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.sleep(0)
+    return task
+
+
+def test_an_emission_is_asked_for_with_the_training_before_it_and_once():
+    async def scenario(island, rank):
+        training = await begun(island.train(WORK))
+        assert rank.asked == ["train", "emit"]
+        rank.gives("train", Report(5, 40, 2.0, 1.5))
+        assert (await training).seconds == 1.5
+        rank.gives("emit", EmitStats((8,), 9.0, True))
+        emission = await island.emit(0, 3, 1)
+        assert (rank.asked, emission.norm, emission.nbytes) == (["train", "emit"], 3.0, 8)
+        # Of another base, it is another emission.
+        again = await begun(island.emit(0, 4, 2))
+        assert rank.asked == ["train", "emit", "emit"]
+        again.cancel()
+
+    sail(scenario)
+
+
+def test_training_is_asked_for_before_the_adoption_has_come_back():
+    async def scenario(island, rank):
+        await island.adopt((UPDATE,), {0: True})
+        training = await begun(island.train(WORK))
+        assert rank.asked == ["adopt", "train", "emit"]
+        rank.gives("train", Report(5, 40, 2.0, 1.5))
+        rank.gives("adopt", None)
+        assert (await training).adopt_s >= 0.0
+        assert await island.settled() == 0.0
+
+    sail(scenario)
+
+
+def test_an_adoption_that_fails_fails_what_comes_after_it():
+    async def scenario(island, rank):
+        await island.adopt((UPDATE,), {0: True})
+        training = await begun(island.train(WORK))
+        rank.gives("adopt", ActorDiedError())
+        with pytest.raises(IslandLost, match="adopting the anchor on eu failed") as lost:
+            await training
+        assert lost.value.how == "died"
+
+    sail(scenario)
+
+
+def test_an_anchor_is_sent_once_to_each_other_machine():
+    ranks = [Rank() for _ in range(4)]
+    Ahead().fetch(ranks, ["here", "there", "there", "far"], "payload", "here")
+    assert [rank.asked for rank in ranks] == [[], ["fetch"], [], ["fetch"]]
+
+
+def test_what_is_not_handed_over_is_there_already():
+    assert handed_over([]) == [] and handed_over(["a", "b"]) == [["a", "b"]]
+    assert brought(("x", "y")) == ("x", "y") and brought(()) == ()
