@@ -14,18 +14,17 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
+from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED, Stamped
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
-from ray_diloco.cluster.placement import Bundle, Labels, reserve
+from ray_diloco.cluster.placement import Bundle, Labels
 from ray_diloco.cluster.rank import Description, Progress, RankActor, RankJob
 from ray_diloco.cluster.rooms import Rooms
-from ray_diloco.cluster.roster import Crew, rank_name, room_name
+from ray_diloco.cluster.roster import Crew, rank_name
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
@@ -59,6 +58,7 @@ class FleetSettings:
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
       epoch: of the driver.
       faults: what goes wrong on purpose; `driver`: with this process.
+      within: room that the run was given.
     """
 
     run: str
@@ -70,6 +70,7 @@ class FleetSettings:
     epoch: int = 0
     faults: Misfortunes = NO_FAULTS
     driver: Misfortune | None = None
+    within: Enclosure | None = None
 
 
 class RayIsland:
@@ -80,14 +81,14 @@ class RayIsland:
         name: str,
         incarnation: int,
         ranks: Sequence[Any],
-        group: PlacementGroup,
+        room: Room,
         settings: FleetSettings,
         H: int = 1,
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
         self.restored: Mapping[int, int] | None = None
         self._watch: Watch | None = None
-        self._ranks, self._group, self._settings = list(ranks), group, settings
+        self._ranks, self._room, self._settings = list(ranks), room, settings
         self._shards = 0
         self._H, self._round = H, 0
 
@@ -226,7 +227,7 @@ class RayIsland:
             self._watch.end()
         for rank in self._ranks:
             ray.kill(rank.handle)
-        remove_placement_group(self._group)
+        self._room.release()
 
     async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
         stats = await self._exchanged([returned[0] for returned in calls], what)
@@ -283,7 +284,7 @@ class RayFleet:
         self._crews = dict(crews or {})
         self._H = next(iter(specs.values())).job.channels[0].H
         self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
-        self._rooms = Rooms(settings.run, settings.epoch)
+        self._rooms = Rooms(settings.run, settings.epoch, settings.within)
         # Called with the name of an island whose machine is about to go.
         self.noticed: Callable[[str], None] | None = None
 
@@ -292,20 +293,17 @@ class RayFleet:
         if name in self._crews and (taken := await self._take_over(self._crews.pop(name), incarnation)):
             return taken
         spec, settings = self._specs[name], self._settings
-        room = room_name(settings.run, name, settings.epoch, incarnation)
-        if (found := self._rooms.take(name)) is not None:
-            room, group = found
-        else:
-            group = await reserve(room, name, spec.bundles, settings.deadlines.placement_s, spec.labels)
+        deadline_s = settings.deadlines.placement_s
+        room = await self._rooms.take(name, incarnation, spec.bundles, spec.labels, deadline_s)
         faults, orphan_s = settings.faults.of(name), settings.deadlines.orphan_s
         job = replace(spec.job, incarnation=incarnation, orphan_s=orphan_s, faults=faults)
         ranks = [
             RankActor.options(
-                name=rank_name(room, k, len(spec.bundles)),
+                name=rank_name(room.name, k, len(spec.bundles)),
                 lifetime="detached",
                 num_cpus=bundle.get("CPU", 0.0),
                 num_gpus=bundle.get("GPU", 0.0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, k),
+                scheduling_strategy=room.strategy(k),
                 runtime_env={
                     "env_vars": rank_environment(
                         k, len(spec.bundles), threads=spec.threads, accelerator=spec.accelerator
@@ -315,7 +313,7 @@ class RayFleet:
             for k, bundle in enumerate(spec.bundles)
         ]
         stamped = [Stamped(rank, settings.epoch) for rank in ranks]
-        return await self._ready(RayIsland(name, incarnation, stamped, group, settings, self._H), anew=True)
+        return await self._ready(RayIsland(name, incarnation, stamped, room, settings, self._H), anew=True)
 
     async def room(self, name: str) -> None:
         """Waits until there is room for an island, and keeps it for its launch."""
@@ -333,7 +331,7 @@ class RayFleet:
         stamped = [Stamped(rank, self._settings.epoch) for rank in crew.ranks]
         try:
             return await self._ready(
-                RayIsland(crew.name, incarnation, stamped, crew.group, self._settings, self._H), anew=False
+                RayIsland(crew.name, incarnation, stamped, crew.room, self._settings, self._H), anew=False
             )
         except IslandLost as lost:
             text = f"island {crew.name} could not be taken over from the driver before: {lost}"
