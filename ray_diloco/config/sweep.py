@@ -137,11 +137,13 @@ class Sweep:
         size = size_of(self.space)
         return int(size if self.options.search == "grid" else min(size, self.options.trials))
 
+    def run_name(self, label: str) -> str:
+        """Name of the run of a trial; no other run on a cluster has it."""
+        return f"{self.name[: 63 - len(label)]}-{label}"
+
     def _placed(self, composed: Composed, label: str) -> Composed:
         config, options = composed.config, self.options
-        name = f"{self.name}-{label}"
-        if len(name) > 64:
-            name = f"{self.name[: 63 - len(label)]}-{label}"
+        name = self.run_name(label)
         storage = config.run.storage and f"{config.run.storage.rstrip('/')}/{name}"
         run = replace(config.run, root=str(self.folder), name=name, storage=storage)
         if options.tokens:

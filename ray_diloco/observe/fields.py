@@ -119,7 +119,7 @@ def parallel(
 
 
 def goodness(value: float, among: Sequence[float]) -> float:
-    """1 for the lowest, 0 for the highest; by rank and by distance in equal parts, so that one outlier hides nothing."""
+    """1 for the lowest, 0 for the highest; by rank and by distance in equal parts: no outlier hides the others."""
     low, high = min(among), max(among)
     if not high > low:
         return 1.0

@@ -31,7 +31,7 @@ Ended = Callable[[str, str, str | None, float | None, int], object]
 def judge_of(options: SweepOptions, longest: int) -> TrialScheduler:
     """Tune's scheduler; `longest` is the number of tokens of the longest trial."""
     if options.scheduler == "none":
-        return FIFOScheduler()
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
     return ASHAScheduler(
         time_attr="tokens",
         metric="loss",
@@ -43,7 +43,7 @@ def judge_of(options: SweepOptions, longest: int) -> TrialScheduler:
     )
 
 
-class Gate(TrialScheduler):  # type: ignore[misc]
+class Gate(TrialScheduler):
     """Tune's view of a sweep.
 
     Args:
@@ -54,7 +54,7 @@ class Gate(TrialScheduler):  # type: ignore[misc]
     """
 
     def __init__(self, judge: TrialScheduler, stop: threading.Event, ended: Ended, points: Points) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Any: it is also told of trials that Tune does not know.
         self._judge: Any = judge
         self._stop, self._ended, self._points = stop, ended, points
