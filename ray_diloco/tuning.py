@@ -98,9 +98,6 @@ def tune(sweep: Sweep, command: Sequence[str] = (), *, quiet: bool = True) -> tu
 
     record = Record(sweep.folder)
     keeper = Keeper(sweep, record, api.run, api.prepare_data, is_finished, quiet=quiet)
-    for warning in dict.fromkeys(text for trial in proposed for text in trial.warnings):
-        if not quiet:
-            print(f"warning: {warning}", file=sys.stderr)
     try:
         with _signals() as stop:
             left = [trial for trial in proposed if not keeper.is_decided(trial)]
@@ -188,6 +185,7 @@ def preview(sweep: Sweep) -> str:
             config = trial.config
             tokens = config.run.rounds * tokens_per_round(config)
             lines.append(f"{trial.label}  {config.run.rounds} rounds, {tokens:,} tokens")
+            lines += [f"  warning: {warning}" for warning in trial.warnings]
     return "\n".join(lines)
 
 

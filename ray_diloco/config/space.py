@@ -141,4 +141,4 @@ def label_of(parameters: Mapping[str, Any]) -> str:
 
 def shown(value: Any) -> str:
     """A value in few characters."""
-    return f"{value:.6g}" if isinstance(value, float) else write_scalar(value)
+    return f"{value:.6g}".replace("e+", "e") if isinstance(value, float) else write_scalar(value)

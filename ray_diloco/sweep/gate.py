@@ -94,11 +94,11 @@ class Gate(TrialScheduler):
         self._end(trial, status, reason, result)
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
-        """The process of a trial has died too often."""
-        error = trial.get_error()
-        lines = [line for line in str(error or "").splitlines() if line.strip()]
+        """The process of a trial has died; Tune starts another, unless that was once too often."""
         self._judge.on_trial_remove(tune_controller, trial)
-        self._end(trial, FAILED, f"its process died: {lines[0] if lines else 'nobody knows why'}", trial.last_result)
+        self._asked.discard(trial.trial_id)
+        if not trial.should_recover():
+            self._end(trial, FAILED, f"its process died {trial.num_failures} times", trial.last_result or {})
 
     def on_trial_remove(self, tune_controller: Any, trial: TuneTrial) -> None:
         """A trial ends before it has begun."""
@@ -118,6 +118,10 @@ class Gate(TrialScheduler):
                     self._ask_to_stop(trial)
         chosen: TuneTrial | None = self._judge.choose_trial_to_run(tune_controller)
         return chosen
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing of it travels: Tune writes what it was given to a file that nobody reads."""
+        return {}
 
     def debug_string(self) -> str:
         """For Tune's log."""

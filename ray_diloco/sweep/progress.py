@@ -49,9 +49,17 @@ class Progress(Callback):
             words += "; the same command goes on from here"
         self.say(f"{self._name(entry.label)} {'was ' if before else ''}{words}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing of it travels: Tune writes what it was given to a file that nobody reads."""
+        return {}
+
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial begins."""
         self.say(f"{self._name(trial.config['trial'])} begins")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The process of a trial died, and another goes on."""
+        self.say(f"{self._name(trial.config['trial'])} lost its process; another one goes on from the last commit")
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

@@ -103,6 +103,10 @@ class Proposals(Searcher):
         """Nothing to set."""
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing of it travels: Tune writes what it was given to a file that nobody reads."""
+        return {}
+
     def save(self, checkpoint_path: str) -> None:
         """Nothing: see `record.py`."""
 

@@ -149,6 +149,8 @@ def run_trials(sweep: Sweep, proposed: Sequence[Trial], keeper: Keeper, stop: th
                 storage_path=scratch,
                 callbacks=[keeper.progress],
                 failure_config=tune.FailureConfig(max_failures=options.retries),
+                # The commits of the run are its checkpoints.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )
@@ -167,6 +169,7 @@ def _silence() -> None:
     os.environ |= {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
         "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
         "RAY_AIR_NEW_OUTPUT": "0",
