@@ -198,7 +198,7 @@ def read_sweep(arguments: Sequence[str] = (), config_file: str | None = None, *,
     common = tuple(
         f"{dotted(path)}={write_scalar(value)}" for path, value in entries((), document.values["common"]) if path
     )
-    folder = Path(base.config.run.root, name)
+    folder = Path(base.config.run.root, name).expanduser()
     return Sweep(name, folder, (*common, *others), space, options, base, layer, tuple(others), conf_dir)
 
 

@@ -66,7 +66,7 @@ def test_a_place_of_the_heat_map_is_the_best_of_its_trials(results):
 
 def test_the_lowest_of_a_heat_map_is_framed_and_strongest():
     drawn = heat_map({(1, 1): Cell(2.0, "", ""), (2, 1): Cell(1.0, "", "")}, "x", "y")
-    rects = [each for each in ET.fromstring(drawn).iter("rect")]
+    rects = list(ET.fromstring(drawn).iter("rect"))
     assert [each.get("class") for each in rects] == ["heat", "best"]
     assert "fill-opacity:0.90" in rects[1].get("style") and "fill-opacity:0.06" in rects[0].get("style")
 
@@ -84,6 +84,6 @@ def test_axes_of_words_and_of_numbers_bear_all_trials():
         for k in range(12)
     ]
     drawn = ET.fromstring(parallel(strands, ("algorithm", "outer.lr", "flag")))
-    lines = [path for path in drawn.iter("path")]
+    lines = list(drawn.iter("path"))
     assert len(lines) == 12
     assert lines[-1].get("style").startswith("stroke:var(--good)"), "the best lies on top"

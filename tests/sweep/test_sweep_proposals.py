@@ -51,7 +51,7 @@ def test_optuna_is_told_what_trials_came_to_and_proposes_each_once(learning, tmp
     record = Record(tmp_path)
     proposals = Proposals(learning, record.entries, admit_all, threading.Event())
     labels = []
-    for k in range(6):
+    for _k in range(6):
         labels += asked(proposals, 1)
         rate = float(labels[-1].removeprefix("lr"))
         result = {"status": "diverged"} if rate > 5 else {"status": "finished", "loss": abs(rate - 0.7)}
