@@ -83,8 +83,7 @@ def tune(sweep: Sweep, command: Sequence[str] = (), *, quiet: bool = True) -> tu
       The results, and whether a signal stopped the sweep.
 
     Raises:
-      ConfigError: RD-151, a run in the folder was made with other settings; RD-192 or RD-194, there is nothing that
-        could be tried.
+      ConfigError: RD-151, a run in the folder was made with other settings; RD-194, nothing can be run.
       ClusterError: RD-201 or RD-202, there is no Ray.
     """
     proposed = _proposed(sweep)
@@ -223,12 +222,6 @@ def _proposed(sweep: Sweep) -> list[Trial]:
     from ray_diloco.sweep.record import read_record
 
     if sweep.options.search == "optuna":
-        for key, domain in sweep.space.items():
-            values = getattr(domain, "values", ())
-            if any(isinstance(value, list | dict) for value in values):
-                raise ConfigError(
-                    192, f"Optuna cannot choose {key!r} among lists or mappings", "choose sweep.search=grid or random"
-                )
         proposed, known = [], [sweep.trial(entry.parameters) for entry in read_record(sweep.folder).values()]
     else:
         proposed = list(sweep.proposals())

@@ -310,6 +310,13 @@ def _space(
                 f"{where}: a grid cannot draw {key!r} from a distribution",
                 "give a list of values, or choose sweep.search=random or optuna",
             )
+        values = getattr(space[key], "values", ())
+        if options.search == "optuna" and any(isinstance(value, list | dict) for value in values):
+            raise ConfigError(
+                192,
+                f"{where}: Optuna cannot choose {key!r} among lists or mappings",
+                "choose sweep.search=grid or random",
+            )
     if not space:
         raise ConfigError(191, "the space of the sweep is empty", "say what to try: sweep.space.outer.lr=[0.5,0.7,1.0]")
     return space

@@ -35,6 +35,8 @@ from ray_diloco.sweep.record import DIVERGED, FAILED, FINISHED, STOPPED
 LOOK_S = 0.25
 # Seconds that a run may take to stop when Tune ends its trial.
 STOP_S = 60.0
+# Numbers of errors that say that a run has lost its way: values that are not finite, or strayed far.
+ASTRAY = (411, 417, 438, 439, 544)
 # Of the resource that only the command's node has: the run directories are there.
 HERE_SHARE = 0.001
 
@@ -118,7 +120,7 @@ class RunTrial(tune.Trainable):
             if summary["status"] == FINISHED and summary["final_eval_loss"] is None:
                 self._ending = DIVERGED, "its held-out loss at the end is not a number"
         except DilocoError as error:
-            self._ending = FAILED, f"RD-{error.number}: {error.what}"
+            self._ending = (DIVERGED if error.number in ASTRAY else FAILED), f"RD-{error.number}: {error.what}"
         except KeyboardInterrupt:
             self._ending = STOPPED, None
         except Exception as error:  # a defect of one trial must not end the others

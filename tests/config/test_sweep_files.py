@@ -79,6 +79,7 @@ def test_tokens_of_islands_that_differ_are_counted():
         (["sweep.space.inner.H=[]"], 191, "'inner.H' has no values"),
         (["sweep.space.inner.H=null", "sweep.space.outer.lr=null"], 191, "is empty"),
         (["sweep.space.inner.H={integers: [1, 9]}"], 192, "a grid cannot draw 'inner.H'"),
+        (["sweep.search=optuna", "sweep.space.islands.names=[[a,b],[c,d]]"], 192, "among lists or mappings"),
         (["sweep.space.run.name=[a,b]"], 193, "is what a sweep sets itself"),
         (["sweep.space.run.rounds=[1,2]"], 193, "is what a sweep with tokens sets itself"),
         (["inner.H=30"], 193, "is tried, and an argument sets it"),
