@@ -310,8 +310,8 @@ def _space(
                 f"{where}: a grid cannot draw {key!r} from a distribution",
                 "give a list of values, or choose sweep.search=random or optuna",
             )
-        values = getattr(space[key], "values", ())
-        if options.search == "optuna" and any(isinstance(value, list | dict) for value in values):
+        listed = getattr(space[key], "values", ())
+        if options.search == "optuna" and any(isinstance(value, list | dict) for value in listed):
             raise ConfigError(
                 192,
                 f"{where}: Optuna cannot choose {key!r} among lists or mappings",
