@@ -84,17 +84,20 @@ def tune(sweep: Sweep, command: Sequence[str] = (), *, quiet: bool = True) -> tu
 
     Raises:
       ConfigError: RD-151, a run in the folder was made with other settings; RD-194, nothing can be run.
+      CheckpointError: RD-530, another process runs this sweep.
       ClusterError: RD-201 or RD-202, there is no Ray.
     """
     proposed = _proposed(sweep)
 
     from ray_diloco import api
+    from ray_diloco.checkpoint.rundir import RunDirectory
     from ray_diloco.cluster.build import cpus_needed
     from ray_diloco.cluster.session import ray_session
     from ray_diloco.comparing import is_finished
     from ray_diloco.sweep.record import DECIDED, Record
     from ray_diloco.sweep.running import Keeper, run_trials
 
+    lock = RunDirectory(sweep.folder.parent, sweep.folder.name).lock()
     record = Record(sweep.folder)
     keeper = Keeper(sweep, record, api.run, api.prepare_data, is_finished, quiet=quiet)
     try:
@@ -112,6 +115,7 @@ def tune(sweep: Sweep, command: Sequence[str] = (), *, quiet: bool = True) -> tu
             stopped = stop.is_set()
     finally:
         record.close()
+        lock.release()
         results = results_of(sweep, command, record.entries)
         write_results(sweep, results)
     return results, stopped

@@ -38,7 +38,7 @@ def heat_map(cells: Mapping[tuple[Any, Any], Cell], x_name: str, y_name: str, sh
         return NOTHING
     xs, ys = sorted({x for x, _ in cells}, key=_order), sorted({y for _, y in cells}, key=_order, reverse=True)
     left, top, bottom = 90, 6, 46
-    wide = min(150.0, (WIDTH - left - 10) / len(xs))
+    wide = min(220.0, (WIDTH - left - 10) / len(xs))
     tall = min(56.0, max(22.0, wide * 0.45))
     height = round(top + tall * len(ys) + bottom)
     known = [cell.value for cell in cells.values() if cell.value is not None]
@@ -94,15 +94,16 @@ def parallel(
     counted = [strand.loss for strand in drawn if strand.loss is not None and strand.good] or losses
     axes = [_axis([strand.values[key] for strand in drawn], top, height - bottom) for key in keys]
     axes.append(_axis(losses, top, height - bottom, plain=True))
-    parts = []
+    parts, texts = [], []
     for index, (name, axis) in enumerate(zip(names, axes, strict=True)):
         x = left + index * step
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}"/>')
-        parts.append(_text(x, top - 16, name, "lane"))
+        texts.append(_text(x, top - 16, name, "lane"))
         last = index == len(names) - 1
         for value in axis.marks:
             words = show_number(value) if last else show(value)
-            parts.append(_text(x + 9 if last else x - 9, axis.y(value) + 4, words, "tick", "start" if last else "end"))
+            at, anchor = (x + 9, "start") if last else (x - 9, "end")
+            texts.append(_text(at, axis.y(value) + 4, words, "tick halo", anchor))
     for strand in sorted(drawn, key=lambda each: (each.good, -(each.loss or 0.0))):
         assert strand.loss is not None
         good = goodness(strand.loss, counted) if strand.good else 0.0
@@ -115,7 +116,8 @@ def parallel(
         width = 3.5 if best else 2
         title = f"<title>{escape(f'{strand.name}: {show_number(strand.loss)}')}</title>"
         parts.append(f'<path class="line" style="{style};stroke-width:{width}" d="{path}">{title}</path>')
-    return _svg(height, "all trials over all settings", parts)
+    # After all lines, so that none of them crosses a number out.
+    return _svg(height, "all trials over all settings", [*parts, *texts])
 
 
 def goodness(value: float, among: Sequence[float]) -> float:

@@ -34,6 +34,7 @@ CHARTS = """
 .span.run { fill: var(--c7); opacity: .35; }
 .heat, .best, .hollow { stroke: var(--faint); } .hollow { fill: none; stroke-dasharray: 3 4; }
 .best { stroke: var(--good); stroke-width: 3; } .chart .strong { fill: var(--page); font-weight: 600; }
+.chart .halo { paint-order: stroke; stroke: var(--card); stroke-width: 5px; stroke-linejoin: round; }
 .mark { stroke: var(--card); stroke-width: 1.5; }
 .mark.error { fill: var(--bad); } .mark.warning { fill: var(--warn); } .mark.info { fill: var(--accent); }
 """
