@@ -97,7 +97,7 @@ class Gate(TrialScheduler):
         """The process of a trial has died; Tune starts another, unless that was once too often."""
         self._judge.on_trial_remove(tune_controller, trial)
         self._asked.discard(trial.trial_id)
-        if not trial.should_recover():
+        if not trial.should_recover():  # type: ignore[no-untyped-call]
             self._end(trial, FAILED, f"its process died {trial.num_failures} times", trial.last_result or {})
 
     def on_trial_remove(self, tune_controller: Any, trial: TuneTrial) -> None:
