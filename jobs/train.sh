@@ -35,4 +35,4 @@ echo "uploading at most $((bytes / 1024)) KiB of $PWD to $address"
 follow=()
 [[ ${FOLLOW:-yes} == no ]] && follow=(--no-wait)
 exec "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "${follow[@]}" \
-  -- ray-diloco train ray.address=auto run.root="$runs" "$@"
+  -- ray-diloco "${COMMAND:-train}" ray.address=auto run.root="$runs" "$@"

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +107,20 @@ def train(
     return Result(run(composed, quiet=quiet), _directory(composed.config).path)
 
 
-def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
+def run(
+    composed: Composed,
+    quiet: bool = False,
+    *,
+    display: Display | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
     """Runs a checked configuration to its end; returns what `summary.json` holds.
+
+    Args:
+      composed: the configuration.
+      quiet: show nothing.
+      display: what shows the run, in place of the terminal.
+      stop: ends the run at its newest commit once it is set, in place of signals.
 
     Raises:
       DilocoError: the run could not start, or failed.
@@ -118,10 +130,10 @@ def run(composed: Composed, quiet: bool = False) -> dict[str, Any]:
 
     config = composed.config
     _refuse_early(config)
-    display = open_display(quiet or config.observe.quiet)
+    display = display or open_display(quiet or config.observe.quiet)
     summary: Summary | None = None
     try:
-        with _stop_signals() as stop:
+        with _stop_signals() if stop is None else nullcontext(stop) as stop:
             summary = _finished(config)
             if summary is None or (config.export.enabled and summary.export is None):
                 corpora, heldout = prepare_data(config, display)

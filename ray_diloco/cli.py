@@ -1,8 +1,8 @@
 """The command `ray-diloco`: reads arguments, calls `api.py`, prints results and errors, and leaves with a code.
 
-Exit codes: 0 finished, 1 some variants of a comparison did not finish, 2 bad input, 3 infeasible, 4 failed,
-130 interrupted.  Everything heavy is imported inside the handlers, so that `--help`, `--print-config` and a mistyped
-key are answered at once.
+Exit codes: 0 finished, 1 some variants of a comparison or trials of a sweep did not finish, 2 bad input, 3 infeasible,
+4 failed, 130 interrupted.  Everything heavy is imported inside the handlers, so that `--help`, `--print-config` and a
+mistyped key are answered at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ray_diloco import simulating, steering
+from ray_diloco import simulating, steering, tuning
 from ray_diloco.advice import add_commands
 from ray_diloco.errors import (
     EXIT_FAILED,
@@ -108,6 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     steering.add_commands(commands)
     simulating.add_commands(commands)
+    tuning.add_commands(commands)
     add_commands(commands)
     commands.add_parser("version", help="versions of this package and what it stands on").set_defaults(handler=_version)
     return parser
@@ -160,7 +161,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     """Parses; settings may stand before, between and behind the options, which argparse alone does not allow."""
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    free = arguments.command in ("train", "compare", "plan", "doctor", "simulate")
+    free = arguments.command in ("train", "compare", "plan", "doctor", "simulate", "tune")
     unknown = [text for text in rest if text.startswith("-") or not free]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

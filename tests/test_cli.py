@@ -54,6 +54,7 @@ def test_the_surface_of_the_command_is_frozen() -> None:
         "stop": ["-h", "--help", "run", "--root", "--address"],
         "doctor": ["-h", "--help", "settings", "--config", "--conf-dir", "--cluster", "--json"],
         "simulate": ["-h", "--help", "settings", "--config", "--conf-dir", "--json", "--seeds"],
+        "tune": ["-h", "--help", "settings", "--config", "--conf-dir", "--print-config", "--quiet"],
         "plan": ["-h", "--help", "settings", "--config", "--conf-dir", "--table", "--json"],
         "version": ["-h", "--help"],
     }

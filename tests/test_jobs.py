@@ -71,6 +71,15 @@ def test_a_run_is_submitted_with_its_arguments_untouched(ray: Path, dashboard: s
     assert arguments[arguments.index("--") + 1 :] == [*command, "run.name=a b", "islands.names=[eu,us]"]
 
 
+def test_a_sweep_is_submitted_like_a_run(ray: Path, dashboard: str) -> None:
+    done = run("sweep.sh", "sweep=outer", "sweep.trials=9", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no")
+    assert done.returncode == 0, done.stderr
+    arguments = handed_over(ray)
+    assert "--no-wait" in arguments
+    command = ["ray-diloco", "tune", "ray.address=auto", "run.root=~/ray_diloco/runs", "sweep=outer", "sweep.trials=9"]
+    assert arguments[arguments.index("--") + 1 :] == command
+
+
 def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str) -> None:
     done = run("train.sh", ray=ray, RAY_ADDRESS=dashboard)
     kib = re.search(r"uploading at most (\d+) KiB", done.stdout)

@@ -179,6 +179,7 @@ def _open_mirror(
         asdict(config),
         directory.path,
         warn=lambda text: loop.call_soon_threadsafe(lambda: events.append("warning", text=text)),
+        group=config.observe.wandb_group,
         parent=before if rolled_back else None,
     )
     if mirror.run_id not in (None, before):

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ray_diloco.checkpoint.rundir import RunDirectory
-from ray_diloco.cluster.build import cpus_needed
+from ray_diloco.cluster.build import bundles, cpus_needed
 from ray_diloco.cluster.control import announced
 from ray_diloco.cluster.driver import DriverActor, Job
+from ray_diloco.cluster.enclosure import enclosure
 from ray_diloco.cluster.imports import own_folders
 from ray_diloco.cluster.placement import release
 from ray_diloco.cluster.roster import end_all
@@ -55,9 +56,12 @@ def drive(
     with ray_session(config, cpus_needed(config)):
         config = for_any_folder(config)
         storage = shared_storage(config.run.storage or str(_directory(config).path))
-        job = Job(config, config_yaml(composed), corpora, heldout, storage, own_folders())
+        within = enclosure(bundles(config))
+        job = Job(config, config_yaml(composed), corpora, heldout, storage, own_folders(), within)
         # The run directory is here.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        if within is not None:
+            here = PlacementGroupSchedulingStrategy(within.group, 0)
         options = {"name": config.run.name, "scheduling_strategy": here, "max_restarts": config.run.max_restarts}
         try:
             driver = DriverActor.options(**options).remote(job)

@@ -30,6 +30,7 @@ from ray_diloco.cluster.build import (
     store_settings,
 )
 from ray_diloco.cluster.calls import ActorFailed, actor, answer
+from ray_diloco.cluster.enclosure import Enclosure
 from ray_diloco.cluster.expectation import announce
 from ray_diloco.cluster.fleet import RayFleet
 from ray_diloco.cluster.island import FleetSettings
@@ -57,7 +58,7 @@ from ray_diloco.rounds.members import State
 class Job:
     """What a driver is asked to run: the configuration, its text for the run directory, and the prepared data.
 
-    `folders` are where a user's own modules are imported from.
+    `folders` are where a user's own modules are imported from; `within` is room that the run was given.
     """
 
     config: Config
@@ -66,6 +67,7 @@ class Job:
     heldout: Corpus
     storage: Storage
     folders: tuple[str, ...] = ()
+    within: Enclosure | None = None
 
 
 class Driver:
@@ -208,7 +210,7 @@ class Driver:
                 # Whatever is left has trained, and a run is founded by parameters as they are initialised.
                 end_all(config.run.name)
                 release(config.run.name)
-            crews = survivors(config.run.name)
+            crews = survivors(config.run.name, job.within)
             fleet = self._fleet = RayFleet(
                 island_specs(config, job.corpora, job.heldout, job.folders),
                 anchor,
@@ -223,6 +225,7 @@ class Driver:
                     self._epoch,
                     self._faults,
                     self._misfortune,
+                    job.within,
                 ),
                 crews,
             )

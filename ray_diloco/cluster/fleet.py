@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed
 from ray_diloco.cluster.fence import Stamped
 from ray_diloco.cluster.island import FleetSettings, RayIsland
-from ray_diloco.cluster.placement import Bundle, Labels, reserve
+from ray_diloco.cluster.placement import Bundle, Labels
 from ray_diloco.cluster.rank import RankActor, RankJob
 from ray_diloco.cluster.rooms import Rooms
-from ray_diloco.cluster.roster import Crew, rank_name, room_name
+from ray_diloco.cluster.roster import Crew, rank_name
 from ray_diloco.errors import DilocoError
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.rounds.ports import Island, IslandLost, Journal
@@ -51,7 +49,7 @@ class RayFleet:
         self._crews = dict(crews or {})
         self._H = next(iter(specs.values())).job.channels[0].H
         self._specs, self._anchor, self._journal, self._settings = specs, anchor, journal, settings
-        self._rooms = Rooms(settings.run, settings.epoch)
+        self._rooms = Rooms(settings.run, settings.epoch, settings.within)
         # Called with the name of an island whose machine is about to go.
         self.noticed: Callable[[str], None] | None = None
         anchor.awaited = self._fetch
@@ -61,20 +59,17 @@ class RayFleet:
         if name in self._crews and (taken := await self._take_over(self._crews.pop(name), incarnation)):
             return taken
         spec, settings = self._specs[name], self._settings
-        room = room_name(settings.run, name, settings.epoch, incarnation)
-        if (found := self._rooms.take(name)) is not None:
-            room, group = found
-        else:
-            group = await reserve(room, name, spec.bundles, settings.deadlines.placement_s, spec.labels)
+        deadline_s = settings.deadlines.placement_s
+        room = await self._rooms.take(name, incarnation, spec.bundles, spec.labels, deadline_s)
         faults, orphan_s = settings.faults.of(name), settings.deadlines.orphan_s
         job = replace(spec.job, incarnation=incarnation, orphan_s=orphan_s, faults=faults)
         ranks = [
             RankActor.options(
-                name=rank_name(room, k, len(spec.bundles)),
+                name=rank_name(room.name, k, len(spec.bundles)),
                 lifetime="detached",
                 num_cpus=bundle.get("CPU", 0.0),
                 num_gpus=bundle.get("GPU", 0.0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, k),
+                scheduling_strategy=room.strategy(k),
                 runtime_env={
                     "env_vars": rank_environment(
                         k, len(spec.bundles), threads=spec.threads, accelerator=spec.accelerator
@@ -84,7 +79,7 @@ class RayFleet:
             for k, bundle in enumerate(spec.bundles)
         ]
         stamped = [Stamped(rank, settings.epoch) for rank in ranks]
-        return await self._ready(RayIsland(name, incarnation, stamped, group, settings, self._H), anew=True)
+        return await self._ready(RayIsland(name, incarnation, stamped, room, settings, self._H), anew=True)
 
     async def room(self, name: str) -> None:
         """Waits until there is room for an island, and keeps it for its launch."""
@@ -107,7 +102,7 @@ class RayFleet:
         stamped = [Stamped(rank, self._settings.epoch) for rank in crew.ranks]
         try:
             return await self._ready(
-                RayIsland(crew.name, incarnation, stamped, crew.group, self._settings, self._H), anew=False
+                RayIsland(crew.name, incarnation, stamped, crew.room, self._settings, self._H), anew=False
             )
         except IslandLost as lost:
             text = f"island {crew.name} could not be taken over from the driver before: {lost}"

@@ -15,12 +15,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.ahead import Ahead, handed_over
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
+from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.rank import Description, Progress
@@ -45,6 +45,7 @@ class FleetSettings:
       inner_of: finds the newest one that holds inner state of an island, which its successor takes up.
       epoch: of the driver.
       faults: what goes wrong on purpose; `driver`: with this process.
+      within: room that the run was given.
     """
 
     run: str
@@ -56,6 +57,7 @@ class FleetSettings:
     epoch: int = 0
     faults: Misfortunes = NO_FAULTS
     driver: Misfortune | None = None
+    within: Enclosure | None = None
 
 
 class RayIsland:
@@ -66,14 +68,14 @@ class RayIsland:
         name: str,
         incarnation: int,
         ranks: Sequence[Any],
-        group: PlacementGroup,
+        room: Room,
         settings: FleetSettings,
         H: int = 1,
     ) -> None:
         self.name, self.incarnation, self.region = name, incarnation, ""
         self.restored: Mapping[int, Base] | None = None
         self._watch: Watch | None = None
-        self._ranks, self._group, self._settings = list(ranks), group, settings
+        self._ranks, self._room, self._settings = list(ranks), room, settings
         self._shards = 0
         self._nodes: list[str] = []
         self._far = False
@@ -228,7 +230,7 @@ class RayIsland:
             self._watch.end()
         for rank in self._ranks:
             ray.kill(rank.handle)
-        remove_placement_group(self._group)
+        self._room.release()
 
     async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
         stats = await self._exchanged([returned[0] for returned in calls], what)

@@ -1,4 +1,4 @@
-"""Rooms for islands that come when there is one: looked for again and again, and kept until the island is launched.
+"""Rooms of islands: given to the run beforehand, or reserved for a launch, or looked for until there is one.
 
 Whether there is room now only Ray knows, so a placement group is asked for and given up after a moment; it is not left
 pending, since groups that nobody can place hold back others (Ray PR #62779).  What no node could ever hold is not asked
@@ -12,8 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from ray.util.placement_group import PlacementGroup
-
+from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.placement import Bundle, Labels, fits, reserve
 from ray_diloco.cluster.roster import room_name
 from ray_diloco.errors import InfeasibleError
@@ -25,28 +24,41 @@ SOUGHT = 1_000_000
 
 
 class Rooms:
-    """The rooms of a run that were found and not yet taken.
+    """The rooms of a run.
 
     Args:
       run: its name.
       epoch: of its driver.
+      within: what it was given.
     """
 
-    def __init__(self, run: str, epoch: int) -> None:
-        self._run, self._epoch = run, epoch
-        self._found: dict[str, tuple[str, PlacementGroup]] = {}
+    def __init__(self, run: str, epoch: int, within: Enclosure | None = None) -> None:
+        self._run, self._epoch, self._within = run, epoch, within
+        self._found: dict[str, Room] = {}
         self._numbers = itertools.count(SOUGHT)
 
     async def seek(self, island: str, bundles: Sequence[Bundle], labels: Labels) -> None:
         """Returns when there is room for an island, and keeps it."""
-        while island not in self._found:
+        while island not in self._found and not self._is_given(island):
             if fits(bundles, labels):
                 name = room_name(self._run, island, self._epoch, next(self._numbers))
                 with contextlib.suppress(InfeasibleError):
-                    self._found[island] = name, await reserve(name, island, bundles, SEEK_S, labels)
+                    self._found[island] = Room(name, await reserve(name, island, bundles, SEEK_S, labels))
                     return
             await asyncio.sleep(SEEK_S)
 
-    def take(self, island: str) -> tuple[str, PlacementGroup] | None:
-        """The room that was found for an island, with its name."""
-        return self._found.pop(island, None)
+    async def take(
+        self, island: str, incarnation: int, bundles: Sequence[Bundle], labels: Labels, deadline_s: float
+    ) -> Room:
+        """The room of an island: what was given or found, else what can be reserved within `deadline_s` seconds.
+
+        Raises:
+          InfeasibleError: RD-211, there was none.
+        """
+        name = room_name(self._run, island, self._epoch, incarnation)
+        if self._within is not None and self._is_given(island):
+            return Room(name, self._within.group, self._within.first[island], given=True)
+        return self._found.pop(island, None) or Room(name, await reserve(name, island, bundles, deadline_s, labels))
+
+    def _is_given(self, island: str) -> bool:
+        return self._within is not None and island in self._within.first

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+from ray_diloco.cluster.enclosure import Enclosure, Room
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Crew:
 
     name: str
     ranks: tuple[Any, ...]
-    group: PlacementGroup
+    room: Room
 
 
 def room_name(run: str, island: str, epoch: int, incarnation: int) -> str:
@@ -40,24 +37,29 @@ def rank_name(room: str, rank: int, ranks: int) -> str:
     return f"{room}, rank {rank} of {ranks}"
 
 
-def survivors(run: str) -> dict[str, Crew]:
+def survivors(run: str, within: Enclosure | None = None) -> dict[str, Crew]:
     """Islands of a run that live and whose driver does not; what is left of others is ended."""
+    given = within.first if within is not None else {}
     found: defaultdict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
     wanted: dict[tuple[str, str], int] = {}
-    for name, island, room, rank, ranks in _ranks(run):
+    for name, island, room, rank, number in _ranks(run):
         with contextlib.suppress(ValueError):  # it died just now
             found[room, island][rank] = ray.get_actor(name)
-            wanted[room, island] = ranks
+            wanted[room, island] = number
     rooms = {group["name"] for group in placement_group_table().values() if group["state"] == "CREATED"}
     crews: dict[str, Crew] = {}
     taken = set()
     for (room, island), ranks_of in found.items():
-        if len(ranks_of) == wanted[room, island] and room in rooms and island not in crews:
+        whole = len(ranks_of) == wanted[room, island] and island not in crews
+        ranks = tuple(ranks_of[k] for k in sorted(ranks_of))
+        if whole and within is not None and island in given:
+            crews[island] = Crew(island, ranks, Room(room, within.group, given[island], given=True))
+        elif whole and room in rooms:
             taken.add(room)
-            crews[island] = Crew(island, tuple(ranks_of[k] for k in sorted(ranks_of)), get_placement_group(room))
+            crews[island] = Crew(island, ranks, Room(room, get_placement_group(room)))
         else:
-            for rank in ranks_of.values():
-                ray.kill(rank)
+            for handle in ranks:
+                ray.kill(handle)
     for room in rooms - taken:
         if room.startswith(_prefix(run)):
             remove_placement_group(get_placement_group(room))

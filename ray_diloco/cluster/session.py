@@ -133,7 +133,8 @@ def _start(config: Config, cpus: float) -> None:
             logging_level=logging.ERROR,
             _temp_dir=config.ray.temp_dir,
         )
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+    # Ray raises a plain Exception where a machine is so busy that its processes do not come up in time.
+    except Exception as error:
         raise ClusterError(
             202,
             f"a local Ray could not be started: {error}",

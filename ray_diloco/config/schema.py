@@ -220,6 +220,8 @@ class ObserveConfig:
     # off | offline | online
     wandb: str = "off"
     wandb_project: str = "ray_diloco"
+    # Group of the run at the mirror; default: its own name.
+    wandb_group: str | None = None
     quiet: bool = False
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -52,7 +53,7 @@ def typed(tree: Tree) -> Composed:
             inner = inner.setdefault(name, {})
         inner[path[-1]] = leaf.value
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(nested))
+        merged = OmegaConf.merge(_schema(), OmegaConf.create(nested))
         config = cast(Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _type_error(error, (), tree) from error
@@ -61,6 +62,12 @@ def typed(tree: Tree) -> Composed:
     by_text = {dotted(path): leaf.origin for path, leaf in tree.items()}
     origins = {key: by_text.get(key, DEFAULT_ORIGIN) for key in (dotted(path) for path, _ in leaf_values(config))}
     return Composed(config, origins)
+
+
+@cache
+def _schema() -> Any:
+    """The schema for OmegaConf, which copies it at every merge: making it takes longer than all else here."""
+    return OmegaConf.structured(Config)
 
 
 def _typed_data_settings(island: str, settings: dict[str, Any], tree: Tree) -> dict[str, Any]:

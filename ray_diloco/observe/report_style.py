@@ -10,7 +10,7 @@ PALETTE = """
   --good: #2d7d46; --warn: #a86500; --bad: #b3261e;
   --c0: #2f6f9f; --c1: #d0782a; --c2: #3d8b57; --c3: #9a4fa3; --c4: #b83a4b; --c5: #7a6a2f;
   --c6: #3a9a9a; --c7: #6b7280;
-  --p0: #3d8b57; --p1: #3a9fc0; --p2: #dfae3c; --p3: #6d6fc4;
+  --p0: #3d8b57; --p1: #3a9fc0; --p2: #dfae3c; --p3: #6d6fc4; --heat: #1f6f8b;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -18,7 +18,7 @@ PALETTE = """
     --good: #6cc287; --warn: #e0a34a; --bad: #f2877e;
     --c0: #7db7e0; --c1: #f0a35e; --c2: #7fcf9a; --c3: #d092d8; --c4: #f08794; --c5: #cdbb72;
     --c6: #73cfcf; --c7: #a3abb5;
-    --p0: #5aa873; --p1: #56b3d0; --p2: #d3a544; --p3: #8c8edb;
+    --p0: #5aa873; --p1: #56b3d0; --p2: #d3a544; --p3: #8c8edb; --heat: #7fd0ea;
   }
 }
 """
@@ -32,6 +32,9 @@ CHARTS = """
 .dot { opacity: 0; } .dot:hover { opacity: 1; } .alone { opacity: 1; }
 .span.up { fill: var(--p0); opacity: .75; } .span.launch { fill: var(--p2); opacity: .75; }
 .span.run { fill: var(--c7); opacity: .35; }
+.heat, .best, .hollow { stroke: var(--faint); } .hollow { fill: none; stroke-dasharray: 3 4; }
+.best { stroke: var(--good); stroke-width: 3; } .chart .strong { fill: var(--page); font-weight: 600; }
+.chart .halo { paint-order: stroke; stroke: var(--card); stroke-width: 5px; stroke-linejoin: round; }
 .mark { stroke: var(--card); stroke-width: 1.5; }
 .mark.error { fill: var(--bad); } .mark.warning { fill: var(--warn); } .mark.info { fill: var(--accent); }
 """
@@ -53,6 +56,8 @@ p { margin: 8px 0; }
 .title { display: flex; align-items: baseline; gap: 14px; flex-wrap: wrap; }
 .pill { font-size: 14px; font-weight: 600; padding: 2px 12px; border-radius: 999px; border: 1.5px solid currentColor; }
 .finished { color: var(--good); } .stopped, .running { color: var(--warn); } .failed { color: var(--bad); }
+td.diverged, td.refused, td.failed { color: var(--bad); } td.halted { color: var(--warn); }
+tr.best td { font-weight: 600; background: color-mix(in srgb, var(--good) 12%, transparent); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(180px, 1fr)); gap: 12px; margin-top: 26px; }
 .tile, .card { background: var(--card); border: 1px solid var(--faint); border-radius: 10px; }
 .tile { padding: 12px 16px; }

@@ -28,11 +28,12 @@ class WandbMirror:
     Args:
       mode: off (nothing is opened), offline (files only, no network) or online.
       project: project at the mirror.
-      name: name of the run; also its group, which a run that had to begin a new history joins again.
+      name: name of the run; also its group where none is given, which a run that had to begin a new history joins.
       run_id: id of an earlier part of this run, from its manifest; None makes a new one.
       config: resolved configuration, nested.
       directory: where the library puts its `wandb/` folder.
       warn: called with one sentence, from another thread, when something does not work.
+      group: name of the group of the run.
       parent: id of the run whose history this one replaces, after a roll-back.
       init_limit_s: seconds after which opening counts as slow.
       load: gives the library; a test puts another in its place.
@@ -48,6 +49,7 @@ class WandbMirror:
         directory: Path,
         *,
         warn: Callable[[str], object],
+        group: str | None = None,
         parent: str | None = None,
         init_limit_s: float = INIT_LIMIT_S,
         load: Callable[[], Any] = lambda: importlib.import_module("wandb"),
@@ -65,7 +67,7 @@ class WandbMirror:
         self._settings: dict[str, Any] = {
             "project": project,
             "name": name,
-            "group": name,
+            "group": group or name,
             "id": self.run_id,
             "config": {**config, "parent_run": parent} if parent else dict(config),
             "dir": str(directory),
