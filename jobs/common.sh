@@ -44,9 +44,17 @@ except urllib.error.HTTPError as error:
 
 # Runs a command on the cluster, in the code of this folder, as a job; options of `ray job submit` come before `--`.
 submit() {
-  local left_out=('.*' build dist docs runs tests wandb) runtime bytes
+  # Hidden folders with a character behind the dot: Ray takes the folder itself for `.`.
+  local left_out=('.?*' build dist docs runs tests wandb) runtime bytes
   runtime="{\"excludes\": [$(printf '"/%s", ' "${left_out[@]}")\"__pycache__\"]}"
-  bytes=$(tar -c "${left_out[@]/#/--exclude=./}" --exclude=__pycache__ . | gzip -1 | wc -c)
-  echo "uploading $((bytes / 1024)) KiB of $PWD to $address, unless it is there already"
-  exec "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "$@"
+  bytes=$(tar -c "${left_out[@]/#/--exclude=./}" --exclude=__pycache__ . | wc -c)
+  echo "uploading at most $((bytes / 1024)) KiB of $PWD to $address, unless it is there already"
+  "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "$@"
+}
+
+# The same for a question: of what is printed the answer alone, without the lines of Ray, which begin with a time.
+ask() {
+  use_dashboard
+  submit --log-color false -- ray-diloco "$@" 2>&1 |
+    sed -E '/^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:,]+|^Running entrypoint for job|^uploading /d'
 }

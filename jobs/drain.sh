@@ -8,5 +8,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 (($# >= 1)) || fail "the run's name is missing; usage: jobs/drain.sh RUN ISLAND"
-use_dashboard
-submit -- ray-diloco drain "$@"
+ask drain "$@"

@@ -8,5 +8,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 (($# >= 1)) || fail "the run's name is missing; usage: jobs/status.sh RUN [--json]"
-use_dashboard
-submit -- ray-diloco status "$@"
+ask status "$@"

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,14 +114,21 @@ def test_a_run_is_submitted_with_its_arguments_untouched(ray: Path, dashboard: s
     assert "RAY_AUTH_MODE=token" not in (ray.parent / "environment").read_text()
 
 
-def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str) -> None:
+def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str, tmp_path: Path) -> None:
+    from ray._private.runtime_env.packaging import create_package
+
     done = run("train.sh", ray=ray, RAY_ADDRESS=dashboard)
-    kib = re.search(r"uploading (\d+) KiB", done.stdout)
+    kib = re.search(r"uploading at most (\d+) KiB", done.stdout)
     assert kib is not None and 50 < int(kib[1]) < 5_000
     arguments = handed_over(ray)
     excluded = json.loads(arguments[arguments.index("--runtime-env-json") + 1])["excludes"]
-    # Every hidden folder, .git and .venv among them.
-    assert {"/.*", "/runs", "/wandb"} <= set(excluded)
+    # What Ray makes of that.
+    package = tmp_path / "package.zip"
+    create_package(str(ROOT), package, include_gitignore=True, excludes=excluded)
+    names = set(zipfile.ZipFile(package).namelist())
+    assert {"ray_diloco/cli.py", "conf/config.yaml", "pyproject.toml"} <= names
+    assert {name.split("/")[0] for name in names} & {".git", ".venv", "runs", "tests", "docs", "wandb"} == set()
+    assert package.stat().st_size < 1024 * int(kib[1])
 
 
 def test_a_submission_can_return_at_once(ray: Path, dashboard: str) -> None:
@@ -239,6 +247,31 @@ def test_head_and_joining_machines_use_the_same_ports_outside_those_that_ray_dea
     assert len(set(ports)) == len(ports) == 11
     assert not [port for port in ports if 10002 <= port <= 19999]
     assert worker["address"].endswith(f":{head['port']}")
+
+
+def test_the_kubernetes_cluster_lets_in_who_has_the_token_and_holds_together() -> None:
+    ray_cluster, *others = yaml.safe_load_all((ROOT / "jobs/kuberay.yaml").read_text())
+    assert (ray_cluster["apiVersion"], ray_cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    groups = [ray_cluster["spec"]["headGroupSpec"], *ray_cluster["spec"]["workerGroupSpecs"]]
+    claims = {other["metadata"]["name"] for other in others if other["kind"] == "PersistentVolumeClaim"}
+    used = set()
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        env = {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+        assert env["RAY_AUTH_MODE"] == "token" and "secretKeyRef" in env["RAY_AUTH_TOKEN"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        used |= {v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    assert used == claims
+    assert all(
+        "RAY_NODE_REGION" in {e["name"] for e in g["template"]["spec"]["containers"][0]["env"]} for g in groups[1:]
+    )
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None and pinned[1] == ray_cluster["spec"]["rayVersion"]
+    policy = next(other for other in others if other["kind"] == "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"]["ray.io/cluster"] == ray_cluster["metadata"]["name"]
 
 
 def test_the_cluster_file_stops_no_ray_but_its_own() -> None:
