@@ -169,6 +169,14 @@ def test_all_islands_have_blocks_of_one_length() -> None:
     assert "islands.i0.data.sequence_length" in refused(117, "islands.i0.data.sequence_length=8").what
 
 
+def test_an_island_sends_in_a_codec_of_its_own_where_contributions_can_meet() -> None:
+    refused(110, "islands.i0.codec=topk")
+    refused(110, "islands.i0.codec=int9")
+    refused(128, "islands.i0.codec=int8", "codec.up.kind=dct", "codec.up.k=8", "codec.up.feedback=true")
+    refused(128, "islands.i0.codec=int8", "topology.kind=ring")
+    check(compose(["islands.i0.codec=int8", "codec.up.kind=bf16"]).config)
+
+
 def test_a_model_comes_from_one_place() -> None:
     refused(118, "model.pretrained=a/b", "model.builder=pkg:f")
 
