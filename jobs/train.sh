@@ -23,4 +23,4 @@ follow=()
 [[ ${FOLLOW:-yes} != no ]] || follow=(--no-wait)
 # The job is named after the run, so that `ray job list` can be read.
 submit --submission-id "${run//[^A-Za-z0-9._-]/-}-$(date -u +%Y%m%d-%H%M%S)-$$" "${follow[@]}" \
-  -- ray-diloco train ray.address=auto run.root="$runs" "$@"
+  -- ray-diloco "${COMMAND:-train}" ray.address=auto run.root="$runs" "$@"

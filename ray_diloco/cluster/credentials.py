@@ -15,12 +15,15 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 
 from ray_diloco.errors import SecurityError
+
+if TYPE_CHECKING:
+    import grpc
 
 MODE = "RAY_AUTH_MODE"
 TOKEN = "RAY_AUTH_TOKEN"
@@ -66,6 +69,9 @@ def _tell_ray() -> None:
 
 def _refuses(address: str, token: str, deadline_s: float) -> bool:
     """Whether a head refuses a call that shows this token, or none."""
+    # Only who joins a cluster waits for this import.
+    import grpc
+
     options = [("grpc.enable_http_proxy", 0)]
     with _channel(address, options) as channel:
         hello = channel.unary_unary(_HELLO)
@@ -80,6 +86,8 @@ def _refuses(address: str, token: str, deadline_s: float) -> bool:
 
 
 def _channel(address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+    import grpc
+
     if not _speaks_tls():
         return grpc.insecure_channel(address, options)
     try:

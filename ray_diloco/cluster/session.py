@@ -114,6 +114,12 @@ def _join(address: str) -> None:
 
 def _probe(address: str) -> None:
     """Sees that something listens at `host:port`; Ray itself goes on trying for many minutes."""
+    if address.startswith(("http://", "https://")):
+        raise ClusterError(
+            201,
+            f"{address!r} is the address of a cluster's dashboard, which takes jobs only",
+            "use jobs/train.sh, jobs/status.sh and their like, or give the address of the head itself (HOST:6379)",
+        )
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
         return
