@@ -46,7 +46,11 @@ except urllib.error.HTTPError as error:
 submit() {
   # Hidden folders with a character behind the dot: Ray takes the folder itself for `.`.
   local left_out=('.?*' build dist docs runs tests wandb) runtime bytes
-  runtime="{\"excludes\": [$(printf '"/%s", ' "${left_out[@]}")\"__pycache__\"]}"
+  runtime=$(python3 -c '
+import json, os, sys
+passed = {name: os.environ[name] for name in os.environ.get("PASS", "").split()}
+print(json.dumps({"excludes": sys.argv[1:], "env_vars": passed}))
+' "${left_out[@]/#//}" __pycache__) || fail "PASS names a variable that is not set: $PASS"
   bytes=$(tar -c "${left_out[@]/#/--exclude=./}" --exclude=__pycache__ . | wc -c)
   echo "uploading at most $((bytes / 1024)) KiB of $PWD to $address, unless it is there already"
   "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "$@"

@@ -6,6 +6,7 @@
 # The arguments are those of `ray-diloco train`; the same command again continues the run.
 #   RAY_ADDRESS  address of the cluster's dashboard (default http://127.0.0.1:8265, the near end of an ssh tunnel)
 #   RUNS         folder of all runs on the head (default ~/ray_diloco/runs)
+#   PASS         names of variables that the run needs too, as in "WANDB_API_KEY HF_TOKEN"; members can read them
 #   FOLLOW=no    return when the job is accepted
 #   RAY          the ray command (default .venv/bin/ray, else the one on PATH)
 # A cluster that asks for a token gets the one in ~/.ray/auth_token: copy it from the head.

@@ -132,7 +132,9 @@ def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str, tmp
 
 
 def test_a_submission_can_return_at_once(ray: Path, dashboard: str) -> None:
-    run("train.sh", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no", RUNS="/data/runs")
+    run("train.sh", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no", RUNS="/data/runs", PASS="MINE", MINE="a 'b'")
+    runtime = handed_over(ray)[handed_over(ray).index("--runtime-env-json") + 1]
+    assert json.loads(runtime)["env_vars"] == {"MINE": "a 'b'"}
     assert "--no-wait" in handed_over(ray) and "run.root=/data/runs" in handed_over(ray)
 
 
