@@ -50,7 +50,7 @@ submit() {
 import json, os, sys
 passed = {name: os.environ[name] for name in os.environ.get("PASS", "").split()}
 print(json.dumps({"excludes": sys.argv[1:], "env_vars": passed}))
-' "${left_out[@]/#//}" __pycache__) || fail "PASS names a variable that is not set: $PASS"
+' "${left_out[@]/#//}" __pycache__ 2>/dev/null) || fail "PASS names a variable that is not set: $PASS"
   bytes=$(tar -c "${left_out[@]/#/--exclude=./}" --exclude=__pycache__ . | wc -c)
   echo "uploading at most $((bytes / 1024)) KiB of $PWD to $address, unless it is there already"
   "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "$@"
