@@ -9,21 +9,15 @@
 #   GCS_PORT    port of the head (default 6379)
 #   BASE_PORT   first of the 1000 fixed ports of this machine (default 20000; not within Ray's own 10002 to 19999)
 #   RAY         the ray command (default .venv/bin/ray, else the one on PATH)
+#   TLS         folder with this machine's certificate, if the cluster speaks TLS (default ~/.ray/tls)
 # The cluster's token must be in ~/.ray/auth_token: copy it from the head.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-fail() {
-  echo "join.sh: $1" >&2
-  exit 2
-}
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 (($# >= 1)) || fail "the head's address is missing; usage: jobs/join.sh HEAD_ADDRESS [REGION]"
 head=$1
 shift
 base=${BASE_PORT:-20000}
-ray=${RAY:-$([[ -x .venv/bin/ray ]] && echo .venv/bin/ray || echo ray)}
-token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 
 if (($# >= 1)) && [[ $1 != -* ]]; then
   labels=(--labels "ray.io/availability-region=$1")
@@ -35,7 +29,7 @@ else
 fi
 
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
-[[ $RAY_AUTH_MODE != token || -n ${RAY_AUTH_TOKEN:-} || -r $token ]] ||
+[[ $RAY_AUTH_MODE != token ]] || have_token ||
   fail "no cluster token in $token; copy it from the head: scp $head:.ray/auth_token $token"
 
 # The address from which this machine reaches the head: on a machine with several, Ray may take the wrong one.
@@ -45,6 +39,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
     route.connect((sys.argv[1], 9))
     print(route.getsockname()[0])
 ' "$head" 2>/dev/null) || fail "no route to $head; is the private network up?"
+
+use_tls
 
 # A head that is away for a while (it restarts with its state) must not end the island.
 export RAY_gcs_rpc_server_reconnect_timeout_s=${RAY_gcs_rpc_server_reconnect_timeout_s:-600}

@@ -6,33 +6,22 @@
 # The arguments are those of `ray-diloco train`; the same command again continues the run.
 #   RAY_ADDRESS  address of the cluster's dashboard (default http://127.0.0.1:8265, the near end of an ssh tunnel)
 #   RUNS         folder of all runs on the head (default ~/ray_diloco/runs)
+#   PASS         names of variables that the run needs too, as in "WANDB_API_KEY HF_TOKEN"; members can read them
 #   FOLLOW=no    return when the job is accepted
 #   RAY          the ray command (default .venv/bin/ray, else the one on PATH)
-# A cluster with token authentication wants RAY_AUTH_MODE=token here too, and its token in ~/.ray/auth_token.
-# Leaving with Ctrl-C leaves the job running; `ray job stop ID` ends it at its newest commit.
+# A cluster that asks for a token gets the one in ~/.ray/auth_token: copy it from the head.
+# Leaving with Ctrl-C leaves the job running.  `jobs/status.sh RUN` says where it stands, `jobs/stop.sh RUN` ends it at
+# its newest commit.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+use_dashboard
 
-address=${RAY_ADDRESS:-http://127.0.0.1:8265}
-runs=${RUNS:-'~/ray_diloco/runs'}
-ray=${RAY:-$([[ -x .venv/bin/ray ]] && echo .venv/bin/ray || echo ray)}
-
-python3 -c '
-import socket, sys
-from urllib.parse import urlsplit
-at = urlsplit(sys.argv[1])
-socket.create_connection((at.hostname, at.port or 80), 10).close()
-' "$address" 2>/dev/null || {
-  echo "train.sh: nobody answers at RAY_ADDRESS=$address; is the cluster up, and the tunnel to its dashboard?" >&2
-  exit 2
-}
-
-left_out=('.*' build dist docs runs tests wandb)
-runtime="{\"excludes\": [$(printf '"/%s", ' "${left_out[@]}")\"__pycache__\"]}"
-bytes=$(tar -c "${left_out[@]/#/--exclude=./}" --exclude=__pycache__ . | wc -c)
-echo "uploading at most $((bytes / 1024)) KiB of $PWD to $address"
-
+run=run runs=${RUNS:-'~/ray_diloco/runs'}
+for argument in "$@"; do
+  [[ $argument != run.name=* ]] || run=${argument#run.name=}
+done
 follow=()
-[[ ${FOLLOW:-yes} == no ]] && follow=(--no-wait)
-exec "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "${follow[@]}" \
+[[ ${FOLLOW:-yes} != no ]] || follow=(--no-wait)
+# The job is named after the run, so that `ray job list` can be read.
+submit --submission-id "${run//[^A-Za-z0-9._-]/-}-$(date -u +%Y%m%d-%H%M%S)-$$" "${follow[@]}" \
   -- ray-diloco "${COMMAND:-train}" ray.address=auto run.root="$runs" "$@"

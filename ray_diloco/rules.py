@@ -91,6 +91,14 @@ def ranks_of(config: Config, name: str) -> int:
     return config.islands.ranks if override is None or override.ranks is None else override.ranks
 
 
+def emitting(config: Config, name: str) -> Config:
+    """The configuration by which one island sends: the run's, with a codec of its own on the way up if it has one."""
+    override = config.islands.overrides.get(name)
+    if override is None or override.codec is None:
+        return config
+    return replace(config, codec=replace(config.codec, up=replace(config.codec.up, kind=override.codec)))
+
+
 def blocks_per_step(config: Config, name: str) -> int:
     """Blocks, that is sequences, that an optimiser step of one island takes."""
     inner = inner_of(config, name)

@@ -1,5 +1,6 @@
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -17,11 +18,12 @@ for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 LOCAL_RAY = {
-    "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
 }
+# Every Ray of the tests asks for a token, as those of commands do; Ray reads the mode when it is imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,13 @@ import json
 import os
 import re
 import socket
+import stat
 import subprocess
+import threading
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +31,47 @@ def ray(tmp_path: Path) -> Path:
     return command
 
 
+class Open(BaseHTTPRequestHandler):
+    """Answers like the dashboard of a cluster that lets everybody in."""
+
+    code = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Closed(Open):
+    """One that asks for a token."""
+
+    code = 401
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
 @pytest.fixture
 def dashboard() -> Iterator[str]:
-    """Somebody who listens where the cluster's dashboard would."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    with answering(Open) as address:
+        yield address
+
+
+@pytest.fixture
+def closed_dashboard() -> Iterator[str]:
+    with answering(Closed) as address:
+        yield address
 
 
 def run(script: str, *arguments: str, ray: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -69,6 +110,8 @@ def test_a_run_is_submitted_with_its_arguments_untouched(ray: Path, dashboard: s
     assert arguments[:4] == ["job", "submit", "--address", dashboard]
     command = ["ray-diloco", "train", "ray.address=auto", "run.root=~/ray_diloco/runs"]
     assert arguments[arguments.index("--") + 1 :] == [*command, "run.name=a b", "islands.names=[eu,us]"]
+    assert re.fullmatch(r"a-b-[-0-9]+", arguments[arguments.index("--submission-id") + 1])
+    assert "RAY_AUTH_MODE=token" not in (ray.parent / "environment").read_text()
 
 
 def test_a_sweep_is_submitted_like_a_run(ray: Path, dashboard: str) -> None:
@@ -80,19 +123,48 @@ def test_a_sweep_is_submitted_like_a_run(ray: Path, dashboard: str) -> None:
     assert arguments[arguments.index("--") + 1 :] == command
 
 
-def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str) -> None:
+def test_the_upload_is_small_and_its_size_is_said(ray: Path, dashboard: str, tmp_path: Path) -> None:
+    from ray._private.runtime_env.packaging import create_package
+
     done = run("train.sh", ray=ray, RAY_ADDRESS=dashboard)
     kib = re.search(r"uploading at most (\d+) KiB", done.stdout)
     assert kib is not None and 50 < int(kib[1]) < 5_000
     arguments = handed_over(ray)
     excluded = json.loads(arguments[arguments.index("--runtime-env-json") + 1])["excludes"]
-    # Every hidden folder, .git and .venv among them.
-    assert {"/.*", "/runs", "/wandb"} <= set(excluded)
+    # What Ray makes of that.
+    package = tmp_path / "package.zip"
+    create_package(str(ROOT), package, include_gitignore=True, excludes=excluded)
+    names = set(zipfile.ZipFile(package).namelist())
+    assert {"ray_diloco/cli.py", "conf/config.yaml", "pyproject.toml"} <= names
+    assert {name.split("/")[0] for name in names} & {".git", ".venv", "runs", "tests", "docs", "wandb"} == set()
+    assert package.stat().st_size < 1024 * int(kib[1])
 
 
 def test_a_submission_can_return_at_once(ray: Path, dashboard: str) -> None:
-    run("train.sh", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no", RUNS="/data/runs")
+    run("train.sh", ray=ray, RAY_ADDRESS=dashboard, FOLLOW="no", RUNS="/data/runs", PASS="MINE", MINE="a 'b'")
+    runtime = handed_over(ray)[handed_over(ray).index("--runtime-env-json") + 1]
+    assert json.loads(runtime)["env_vars"] == {"MINE": "a 'b'"}
     assert "--no-wait" in handed_over(ray) and "run.root=/data/runs" in handed_over(ray)
+
+
+def test_a_cluster_that_asks_for_a_token_is_shown_it(ray: Path, closed_dashboard: str) -> None:
+    done = run("train.sh", ray=ray, RAY_ADDRESS=closed_dashboard)
+    assert done.returncode == 2
+    assert "the cluster asks for its token" in done.stderr and not (ray.parent / "arguments").exists()
+    write_token(ray)
+    assert run("train.sh", ray=ray, RAY_ADDRESS=closed_dashboard).returncode == 0
+    assert "RAY_AUTH_MODE=token" in (ray.parent / "environment").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["status", "stop", "scale", "drain"])
+def test_a_run_is_spoken_to_through_the_dashboard(ray: Path, dashboard: str, name: str) -> None:
+    done = run(f"{name}.sh", "far", "eu=2", ray=ray, RAY_ADDRESS=dashboard)
+    assert done.returncode == 0, done.stderr
+    arguments = handed_over(ray)
+    assert arguments[arguments.index("--") + 1 :] == ["ray-diloco", name, "far", "eu=2"]
+    assert arguments[arguments.index("--working-dir") + 1] == "."
+    done = run(f"{name}.sh", ray=ray, RAY_ADDRESS=dashboard)
+    assert (done.returncode, "the run's name is missing" in done.stderr) == (2, True)
 
 
 def test_a_cluster_that_does_not_answer_is_named(ray: Path) -> None:
@@ -124,6 +196,26 @@ def test_a_machine_without_a_region_takes_its_labels_file(ray: Path, tmp_path: P
     labels.write_text("ray.io/availability-region: eu-west\n")
     run("join.sh", "127.0.0.1", ray=ray, LABELS=str(labels))
     assert options(handed_over(ray))["labels-file"] == str(labels)
+
+
+def test_a_machine_with_a_certificate_speaks_tls(ray: Path) -> None:
+    write_token(ray)
+    tls = ray.parent / ".ray" / "tls"
+    made = [run("certificates.sh", *words, ray=ray) for words in (["ca"], ["node", "192.0.2.7", "far.example"])]
+    assert [done.returncode for done in made] == [0, 0], made
+    files = tls / "nodes" / "192.0.2.7"
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files.iterdir()} == dict.fromkeys(
+        ["ca.crt", "node.crt", "node.key"], 0o600
+    )
+    checked = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_ip", "192.0.2.7", "-verify_hostname", "far.example"]
+    subprocess.run([*checked, "node.crt"], cwd=files, check=True, capture_output=True, timeout=60)
+    run("join.sh", "127.0.0.1", "eu", ray=ray)
+    assert "RAY_USE_TLS" not in (ray.parent / "environment").read_text(), "the authority's own machine has none"
+    run("join.sh", "127.0.0.1", "eu", ray=ray, TLS=str(files))
+    settings = (ray.parent / "environment").read_text().splitlines()
+    assert {"RAY_USE_TLS=1", f"RAY_TLS_SERVER_KEY={files}/node.key", f"RAY_TLS_CA_CERT={files}/ca.crt"} <= set(settings)
+    again = run("certificates.sh", "ca", ray=ray)
+    assert (again.returncode, "there is an authority" in again.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +258,31 @@ def test_head_and_joining_machines_use_the_same_ports_outside_those_that_ray_dea
     assert len(set(ports)) == len(ports) == 11
     assert not [port for port in ports if 10002 <= port <= 19999]
     assert worker["address"].endswith(f":{head['port']}")
+
+
+def test_the_kubernetes_cluster_lets_in_who_has_the_token_and_holds_together() -> None:
+    ray_cluster, *others = yaml.safe_load_all((ROOT / "jobs/kuberay.yaml").read_text())
+    assert (ray_cluster["apiVersion"], ray_cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    groups = [ray_cluster["spec"]["headGroupSpec"], *ray_cluster["spec"]["workerGroupSpecs"]]
+    claims = {other["metadata"]["name"] for other in others if other["kind"] == "PersistentVolumeClaim"}
+    used = set()
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        env = {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+        assert env["RAY_AUTH_MODE"] == "token" and "secretKeyRef" in env["RAY_AUTH_TOKEN"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        used |= {v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    assert used == claims
+    assert all(
+        "RAY_NODE_REGION" in {e["name"] for e in g["template"]["spec"]["containers"][0]["env"]} for g in groups[1:]
+    )
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None and pinned[1] == ray_cluster["spec"]["rayVersion"]
+    policy = next(other for other in others if other["kind"] == "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"]["ray.io/cluster"] == ray_cluster["metadata"]["name"]
 
 
 def test_the_cluster_file_stops_no_ray_but_its_own() -> None:

@@ -27,8 +27,10 @@ from ray_diloco.provenance.digest import digest_json
 from ray_diloco.rounds.faults import STORAGE
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
-from ray_diloco.rules import Supply, inner_of, ranks_of
+from ray_diloco.rules import Supply, emitting, inner_of, ranks_of
 
+# Ray's own, on nodes whose accelerator it knows.
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
 # Of the resource that stands for a region: so little that a node with one of it holds any number of ranks.
 REGION_SHARE = 0.001
 
@@ -43,8 +45,11 @@ def bundles(config: Config) -> dict[str, tuple[Bundle, ...]]:
 
 def labels_of(config: Config, name: str) -> Labels:
     """What an island asks of its nodes."""
-    region = region_of(config, name)
-    return {config.islands.region_label: region} if region and not config.islands.region_resource else {}
+    region, override = region_of(config, name), config.islands.overrides.get(name)
+    labels = {config.islands.region_label: region} if region and not config.islands.region_resource else {}
+    own = None if override is None else override.accelerator
+    accelerator = config.islands.accelerator if own is None else own
+    return labels | ({ACCELERATOR_LABEL: accelerator} if accelerator else {})
 
 
 def cpus_needed(config: Config) -> float:
@@ -148,7 +153,7 @@ def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, folders: t
         data=island_data(config, name),
         heldout_data=config.data,
         tokenizer=config.tokenizer,
-        channels=channels_of(config),
+        channels=channels_of(emitting(config, name)),
         folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job, labels_of(config, name), region_of(config, name))

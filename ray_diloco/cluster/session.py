@@ -1,22 +1,26 @@
 """A Ray to run on: one of our own for a local run, or the cluster that `ray.address` or the environment names.
 
 A local Ray takes ports from the kernel, starts without a dashboard, lives as long as the command and is ended by it.
+It listens at the machine's own address, whatever it is told, and lets nobody in without a token (`credentials.py`).
 Its workers run at normal priority (`RAY_worker_niceness`; Ray's default slows them on a busy machine).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 
+from ray_diloco.cluster.credentials import credentials
 from ray_diloco.config.schema import Config
 from ray_diloco.errors import ClusterError
 
@@ -35,21 +39,17 @@ def ray_session(config: Config, cpus: float) -> Iterator[None]:
 
     Raises:
       ClusterError: RD-201, the cluster cannot be reached; RD-202, a local Ray does not start.
+      SecurityError: RD-601 to RD-603, the cluster does not take the credentials of this process.
     """
+    address = config.ray.address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
         yield
-        return
-    address = config.ray.address or os.environ.get("RAY_ADDRESS")
-    with _signal_handlers_kept():
-        if address:
-            _join(address)
-        else:
-            _start(config, cpus)
-    try:
-        yield
-    finally:
-        with _signal_handlers_kept():
-            ray.shutdown()
+    elif address:
+        with joined(address):
+            yield
+    else:
+        with credentials(None), _ended(lambda: _start(config, cpus)):
+            yield
 
 
 @contextmanager
@@ -58,14 +58,23 @@ def joined(address: str | None) -> Iterator[None]:
 
     Raises:
       ClusterError: RD-201, nothing answers there.
+      SecurityError: RD-601 to RD-603, it does not take the credentials of this process.
     """
     if address is None or ray.is_initialized():
         yield
         return
-    # As a local Ray is started; a cluster that asks for a token says so in its environment.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    if address == "auto":
+        address = _nearest()
+    _probe(address)
+    with credentials(address, PROBE_S), _ended(lambda: _join(address)):
+        yield
+
+
+@contextmanager
+def _ended(begin: Callable[[], None]) -> Iterator[None]:
+    """Begins a session with Ray, and ends it after the block."""
     with _signal_handlers_kept():
-        _join(address)
+        begin()
     try:
         yield
     finally:
@@ -89,8 +98,14 @@ def _signal_handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def _nearest() -> str:
+    """The cluster of RAY_ADDRESS, else that of this machine, as Ray finds it; `auto` where it finds none."""
+    with contextlib.suppress(ConnectionError, ValueError):
+        return canonicalize_bootstrap_address("auto") or "auto"
+    return "auto"
+
+
 def _join(address: str) -> None:
-    _probe(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -99,6 +114,12 @@ def _join(address: str) -> None:
 
 def _probe(address: str) -> None:
     """Sees that something listens at `host:port`; Ray itself goes on trying for many minutes."""
+    if address.startswith(("http://", "https://")):
+        raise ClusterError(
+            201,
+            f"{address!r} is the address of a cluster's dashboard, which takes jobs only",
+            "use jobs/train.sh, jobs/status.sh and their like, or give the address of the head itself (HOST:6379)",
+        )
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
         return
@@ -118,7 +139,6 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 
 def _start(config: Config, cpus: float) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     # The driver keeps the tape; Ray's usage statistics and its per-process metrics exporter only cost start-up time.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -127,7 +147,6 @@ def _start(config: Config, cpus: float) -> None:
             num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, math.ceil(cpus)),
             namespace=NAMESPACE,
             include_dashboard=False,
-            # Ray still listens at the machine's own address: a local run belongs on a network that one trusts.
             _node_ip_address="127.0.0.1",
             log_to_driver=False,
             logging_level=logging.ERROR,

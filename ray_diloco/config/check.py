@@ -20,6 +20,7 @@ from ray_diloco.config.islands import IslandsConfig
 from ray_diloco.config.keys import fields_of, nearest
 from ray_diloco.config.limits import ALLOWED, BOUNDS, FILE_SOURCES, PLAN_NUMBERS, SIGNALS, Bound
 from ray_diloco.config.schema import Config, DataConfig, InnerConfig, elastic, island_data, island_names
+from ray_diloco.config.traits import DENSE_CODECS
 from ray_diloco.errors import ConfigError
 
 # The run's own exchange, beside its channels.
@@ -170,11 +171,24 @@ def _check_islands(config: Config) -> None:
         for of_all, value in {"islands.ranks": override.ranks, "inner.micro_batch": override.micro_batch}.items():
             if value is not None:
                 _check_bound(f"islands.{name}.{of_all.partition('.')[2]}", value, BOUNDS[of_all])
+        if override.codec is not None:
+            _check_own_codec(config, name, override.codec)
         for key in ("sequence_length", "cache"):
             if key in override.data_settings:
                 raise ConfigError(
                     117, f"islands.{name}.data.{key} is set for one island", f"set data.{key} for all of them"
                 )
+
+
+def _check_own_codec(config: Config, name: str, codec: str) -> None:
+    _check_allowed(f"islands.{name}.codec", codec, DENSE_CODECS)
+    if config.codec.up.kind not in DENSE_CODECS or config.topology.kind == "ring":
+        raise ConfigError(
+            128,
+            f"islands.{name}.codec={codec} beside codec.up.kind={config.codec.up.kind} and topology.kind="
+            f"{config.topology.kind}: contributions in different codecs meet only element by element, and in no ring",
+            f"leave it out, or take codec.up.kind from {', '.join(DENSE_CODECS)} and topology.kind=star",
+        )
 
 
 def _check_regions(config: Config) -> None:

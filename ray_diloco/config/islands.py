@@ -17,6 +17,9 @@ class IslandOverrideConfig:
     data_settings: dict[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     micro_batch: int | None = None
+    accelerator: str | None = None
+    # Kind of the codec of its contributions; the other keys of codec.up hold for it too.
+    codec: str | None = None
 
 
 @dataclass
@@ -46,6 +49,8 @@ class IslandsConfig:
     away_s: float = 60.0
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
+    # Type of accelerator that its nodes have, as Ray names it (H100, A100); empty: any.
+    accelerator: str = ""
     # Threads of each rank; 0: cpus_per_rank.
     threads: int = 0
     overrides: dict[str, IslandOverrideConfig] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from ray_diloco.blocks import Cut, anchor_names, channels_of, codec_of, cuts_of, draw_of, is_free, shard_count
+from ray_diloco.blocks import MAIN, Cut, anchor_names, channels_of, codec_of, cuts_of, draw_of, is_free, shard_count
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.outer.codec import Codec, Fp32
 from ray_diloco.outer.emission import shapes_of
@@ -21,7 +21,7 @@ from ray_diloco.outer.random_fragments import Draw
 from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 from ray_diloco.outer.writer import message_bytes
 from ray_diloco.rounds.ports import SHARED
-from ray_diloco.rules import ranks_of
+from ray_diloco.rules import emitting, ranks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,15 @@ def _parts(config: Config, shards: int) -> int:
 
 def _channel(config: Config, cut: Cut, layout: Layout, ranks: dict[str, int], parts: int) -> ChannelTraffic:
     channel = cut.channel
-    up, down = codec_of(channel.up, channel.seed), codec_of(channel.down, channel.seed)
+    down = codec_of(channel.down, channel.seed)
+    ups = {name: emitting(config, name).codec.up if channel.name == MAIN else channel.up for name in ranks}
     draw = draw_of(channel)
     kept = shard_ranges(layout, parts)
 
     @cache
-    def sent(fragment: int, name_length: int, count: int) -> int:
-        """Islands of as many ranks whose names are as long send as many bytes."""
+    def sent(fragment: int, name_length: int, count: int, kind: str) -> int:
+        """Islands of as many ranks whose names are as long send as many bytes in one codec."""
+        up = codec_of(next(codec for codec in ups.values() if codec.kind == kind), channel.seed)
         meta = Meta("contribution", {fragment: 0}, "x" * name_length, 0)
         ranges = cut.fragments[fragment - cut.first]
         pieces = [intersect(intersect(ranges, k), m) for m in split_evenly(layout.whole, count) for k in kept]
@@ -153,7 +155,7 @@ def _channel(config: Config, cut: Cut, layout: Layout, ranks: dict[str, int], pa
             channel.name,
             number,
             total(ranges),
-            {name: sent(number, len(name.encode()), count) for name, count in ranks.items()},
+            {name: sent(number, len(name.encode()), count, ups[name].kind) for name, count in ranks.items()},
             received(number, ranges),
         )
         for number, ranges in zip(cut.numbers, cut.fragments, strict=True)

@@ -23,6 +23,7 @@ import torch
 from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.credentials import credentials
 from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.cluster.island import FleetSettings, RayIsland
 from ray_diloco.cluster.misfortune import NO_FAULTS
@@ -198,7 +199,6 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=0)
     arguments = parser.parse_args()
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (Ray's own spelling)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ["OMP_NUM_THREADS"] = "1"
     ray.init(
         address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
@@ -224,4 +224,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with credentials(None):
+        main()

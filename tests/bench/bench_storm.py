@@ -202,8 +202,10 @@ def main() -> None:
     import ray
     from cluster_runs import Place
 
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    with tempfile.TemporaryDirectory(prefix="rd-", dir="/tmp") as folder:
+    from ray_diloco.cluster.credentials import credentials
+
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with credentials(None), tempfile.TemporaryDirectory(prefix="rd-", dir="/tmp") as folder:
         ray.init(
             address="local",
             num_cpus=8,

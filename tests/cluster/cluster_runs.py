@@ -77,10 +77,12 @@ class Place:
         return command("train", "--config", str(MICRO), *arguments, **more)
 
 
-def command(*arguments, cwd=None, paths=(HERE,)):
+def command(*arguments, cwd=None, paths=(HERE,), settings=()):
+    """The process of `ray-diloco`; `settings` are variables of its environment, None for those that it is not given."""
     folders = [str(HERE.parents[1]), *map(str, paths)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "COLUMNS": "100"}
-    environment.pop("RAY_ADDRESS", None)
+    environment |= {"RAY_ADDRESS": None} | dict(settings)
+    environment = {name: value for name, value in environment.items() if value is not None}
     return subprocess.Popen(
         [sys.executable, "-m", "ray_diloco.cli", *arguments],
         cwd=cwd,

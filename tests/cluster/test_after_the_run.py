@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import stat
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from cluster_runs import HERE, anchor, command, ended, manifest
 from safetensors.numpy import load_file
 
 from ray_diloco.cli import main
+from ray_diloco.cluster.credentials import credentials
 from ray_diloco.data.blocks import prepare
+from ray_diloco.errors import SecurityError
 
 pytestmark = pytest.mark.cluster
 
@@ -25,6 +29,16 @@ def home(tmp_path):
     return tmp_path
 
 
+def announced(folder, process):
+    """Where the Ray of a run that begins answers."""
+    tick = threading.Event()
+    path = folder / ".address"
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None, process.communicate()
+        tick.wait(0.01)
+    return path.read_text()
+
+
 def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home, cluster, monkeypatch, capsys):
     own = [
         "model.builder=mine.parts:mixer",
@@ -32,7 +46,14 @@ def test_builders_in_the_current_folder_and_relative_paths_work_in_a_run(home, c
         "tokenizer.builder=mine.parts:letters",
     ]
     sizes = ["data.sequence_length=32", "data.heldout_blocks=8", "inner.H=2", "inner.micro_batch=2", "run.rounds=2"]
-    process = command("train", *own, *sizes, "data.cache=cache", "islands.count=2", cwd=home, paths=())
+    # As a user's own: no token, and none asked for.
+    plain = {"HOME": str(home), "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}
+    process = command("train", *own, *sizes, "data.cache=cache", "islands.count=2", cwd=home, paths=(), settings=plain)
+    address = announced(home / "runs/run", process)
+    # The Ray of a run that one starts without a thought is closed to everybody else.
+    with pytest.raises(SecurityError, match="RD-601"), credentials(address):
+        pass
+    assert stat.S_IMODE((home / ".ray/auth_token").stat().st_mode) == 0o600
     code, output = ended(process)
     assert code == 0, output
     summary = json.loads((home / "runs/run/summary.json").read_text())

@@ -7,7 +7,7 @@ Measured were differences up to 2.4e-7, two units in the last place; the toleran
 
 import numpy as np
 import pytest
-from cluster_runs import anchor, contribution, distance, equal
+from cluster_runs import anchor, contribution, distance, equal, lines, replayed
 
 pytestmark = pytest.mark.cluster
 
@@ -53,6 +53,17 @@ def test_bf16_stays_near_fp32(quick, stages):
     exact, rounded = contribution(stages[1].folder, 1, "i0"), contribution(run.folder, 1, "i0")
     # bf16 has 8 bits: gradients are off by about 2⁻⁸ each, and AdamW may step the other way where they are tiny.
     assert norm({name: rounded[name] - exact[name] for name in exact}) < 0.05 * norm(exact)
+
+
+def test_islands_send_in_codecs_of_their_own_and_meet_in_one_anchor(quick):
+    run = quick.train("codecs", ONE_AND_TWO | {"run.rounds": 1, "islands.i1.codec": "int8"})
+    one, two = (contribution(run.folder, 1, island) for island in ("i0", "i1"))
+    # They have learnt the same; int8 rounds to 1/127 of the largest value of a block, half a step at most.
+    largest = max(float(np.abs(tensor).max()) for tensor in one.values())
+    assert largest / 10_000 < distance(one, two) < 0.51 * largest / 127
+    sent = {line["island"]: line["bytes_up"] for line in lines(run.folder / "metrics.jsonl") if line["kind"] == "island"}
+    assert sent["i1"] < 0.5 * sent["i0"]
+    assert distance(anchor(run.folder, 1), replayed(run.folder)[1]) < 1e-6
 
 
 def norm(tensors):

@@ -169,6 +169,14 @@ def test_all_islands_have_blocks_of_one_length() -> None:
     assert "islands.i0.data.sequence_length" in refused(117, "islands.i0.data.sequence_length=8").what
 
 
+def test_an_island_sends_in_a_codec_of_its_own_where_contributions_can_meet() -> None:
+    refused(110, "islands.i0.codec=topk")
+    refused(110, "islands.i0.codec=int9")
+    refused(128, "islands.i0.codec=int8", "codec.up.kind=dct", "codec.up.k=8", "codec.up.feedback=true")
+    refused(128, "islands.i0.codec=int8", "topology.kind=ring")
+    check(compose(["islands.i0.codec=int8", "codec.up.kind=bf16"]).config)
+
+
 def test_a_model_comes_from_one_place() -> None:
     refused(118, "model.pretrained=a/b", "model.builder=pkg:f")
 
@@ -220,7 +228,7 @@ def test_the_tables_know_every_enumeration_that_the_schema_comments() -> None:
     texts = [f"{section}.{name}" for section, name in _plain_text_keys()]
     free = {"run.name", "run.root", "model.name", "model.architecture", "data.name", "data.split", "data.text_column"}
     free |= {"tokenizer.name", "algorithm.name", "overlay.name", "observe.wandb_project", "export.prompt"}
-    free |= {"islands.region_label", "islands.region_resource"}
+    free |= {"islands.region_label", "islands.region_resource", "islands.accelerator"}
     assert set(texts) - free == set(ALLOWED) - {"inner.zero_stage"}
 
 

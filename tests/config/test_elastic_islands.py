@@ -21,6 +21,20 @@ def test_regions_name_their_islands_and_say_how_many_there_are():
     assert [region_of(config, name) for name in ("eu-1", "us-0", "mars-0", "i0")] == ["eu", "us", "", ""]
 
 
+def test_an_island_asks_for_nodes_of_its_region_and_with_its_accelerator():
+    # Imports Ray.
+    from ray_diloco.cluster.build import labels_of
+
+    config = configured("islands.regions={eu: 1, us: 1}", "islands.accelerator=A100", "islands.us-0.accelerator=H100")
+    region, accelerator = "ray.io/availability-region", "ray.io/accelerator-type"
+    assert labels_of(config, "eu-0") == {region: "eu", accelerator: "A100"}
+    assert labels_of(config, "us-0") == {region: "us", accelerator: "H100"}
+    config = configured("islands.regions={eu: 1, us: 1}", "islands.region_label=site")
+    assert labels_of(config, "us-0") == {"site": "us"}
+    config = configured("islands.region_resource='at-{region}'", "islands.regions={eu: 1}", "islands.accelerator=A100")
+    assert labels_of(config, "eu-0") == {accelerator: "A100"}
+
+
 def test_slots_beyond_those_at_the_start_come_region_by_region():
     config = configured("islands.regions={eu: 1, us: 1, asia: 0}", "islands.max=3", "islands.us-2.micro_batch=2")
     slots = slot_names(config)

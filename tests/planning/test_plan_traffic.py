@@ -58,6 +58,12 @@ def test_a_contribution_is_planned_to_the_byte(settings):
     assert [f.up["i0"] for f in planned.main.fragments] == emitted(settings)
 
 
+def test_an_island_with_a_codec_of_its_own_is_planned_by_that():
+    planned = traffic_of(config("codec.up.kind=e3m0", "islands.i1.codec=int8"), LAYOUT)
+    assert [f.up["i0"] for f in planned.main.fragments] == emitted(["codec.up.kind=e3m0"])
+    assert [f.up["i1"] for f in planned.main.fragments] == emitted(["codec.up.kind=int8"])
+
+
 def test_parameters_are_counted_without_building_them():
     assert layout_of_config(config("model=tiny")).numel == 1_012_960
 
