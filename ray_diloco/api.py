@@ -263,13 +263,14 @@ def _refuse_early(config: Config) -> None:
 
 def _finished(config: Config) -> Summary | None:
     """The summary of a run that has ended with all the rounds that are asked for; None if something is left to do."""
+    from ray_diloco.blocks import rounds_of
     from ray_diloco.observe.summary import read_summary
 
     try:
         summary = read_summary(_directory(config).summary)
     except CheckpointError:
         return None
-    if summary.status != "finished" or summary.rounds < config.run.rounds:
+    if summary.status != "finished" or summary.rounds < rounds_of(config):
         return None
     newest = _store(config).newest()
     return summary if newest is not None and newest.round == summary.rounds else None

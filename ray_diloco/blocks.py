@@ -157,7 +157,7 @@ def needs_layout(channels: Sequence[Channel]) -> bool:
 def schedule_of(config: Config, cuts: Sequence[Cut], origin: tuple[int, int]) -> Schedule:
     """When fragments are due, for a run whose `H` has held from a round and step on."""
     main, *others = cuts
-    rounds = config.run.rounds * (len(island_names(config)) if is_free(config) else 1)
+    rounds = rounds_of(config)
     lanes = tuple(Lane(cut.channel.H, _offsets(cut), cut.channel.delay) for cut in others)
     return Schedule(main.channel.H, rounds, _offsets(main), main.channel.delay, origin, lanes, _pace_of(config))
 
@@ -181,6 +181,11 @@ def _pace_of(config: Config) -> Pace | None:
 def is_free(config: Config) -> bool:
     """Whether islands go at their own pace, and every contribution is a round of its own."""
     return config.quorum.kind == "immediate"
+
+
+def rounds_of(config: Config) -> int:
+    """Rounds of a whole run; where every contribution is one, as many for each island as are asked for."""
+    return config.run.rounds * (len(island_names(config)) if is_free(config) else 1)
 
 
 def is_exact(config: Config) -> bool:
@@ -350,7 +355,7 @@ def _main_channel(config: Config) -> Channel:
         config.inner.H,
         delay,
         config.schedule.spread,
-        config.run.rounds * (len(island_names(config)) if is_free(config) else 1),
+        rounds_of(config),
         config.fragments,
         config.codec.up,
         config.codec.down,

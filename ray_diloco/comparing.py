@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ray_diloco import api
+from ray_diloco.blocks import rounds_of
 from ray_diloco.config.comparison import Comparison, Variant
 from ray_diloco.config.compose import compose
 from ray_diloco.config.keys import dotted
@@ -93,7 +94,7 @@ def is_finished(config: Config) -> bool:
         summary = read_summary(Path(config.run.root, config.run.name, "summary.json"))
     except CheckpointError:
         return False
-    return summary.status == "finished" and summary.rounds >= config.run.rounds
+    return summary.status == "finished" and summary.rounds >= rounds_of(config)
 
 
 def refuse_other_settings(config: Config) -> None:

@@ -43,21 +43,42 @@ RATES = {
 
 # With processes of their own, as a user has them.
 COLD = ("streaming",)
+AT_OWN_PACE = ("async_dn_dylu", "async_nesterov", "easgd", "heloco", "mla")
+# What is late, kept, or left out of a contribution is part of a commit.
+REMEMBERING = ("cocodc", "dilocox", "eager", "noloco", "scaffold", "streaming")
+
+
+def train(place, name, run, rounds):
+    settings = {
+        "algorithm": name,
+        "run.rounds": rounds,
+        "run.name": run,
+        "islands.count": 1 if name in ALONE else 2,
+        "inner.H": 1 if name in EVERY_STEP else 24 if name == "decoupled" else 6,
+    }
+    return ray_diloco.train(place.common | COMMON | settings | RATES.get(name, {}))
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_run_that_is_lengthened_equals_one_that_was_long_from_the_start(place, warm, name):
+    with warm.runs():
+        straight = train(place, name, f"straight-{name}", 4)
+    for rounds in (1, 2, 4):
+        with warm.runs():
+            parts = train(place, name, f"parts-{name}", rounds)
+    for key in ("anchor_digest", "tokens_committed", "bytes_up", "bytes_down", "final_eval_loss"):
+        assert parts[key] == straight[key], key
+    assert events(place.folder(f"parts-{name}"), "inner_state_reset") == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_published_method_trains_on_real_islands(place, warm, name):
-    H = 1 if name in EVERY_STEP else 24 if name == "decoupled" else 6
-    settings = {
-        "algorithm": name,
-        "run.rounds": 12 if H == 1 else 2 if H == 24 else 4,
-        "run.name": f"preset-{name}",
-        "islands.count": 1 if name in ALONE else 2,
-        "inner.H": H,
-    }
-    with nullcontext() if name in COLD else warm.runs():
-        summary = ray_diloco.train(place.common | COMMON | settings | RATES.get(name, {}))
+    rounds = 12 if name in EVERY_STEP else 2 if name == "decoupled" else 4
+    for asked in (rounds // 2, rounds):
+        with nullcontext() if name in COLD else warm.runs():
+            summary = train(place, name, f"preset-{name}", asked)
     folder = place.folder(f"preset-{name}")
+    assert summary["rounds"] == (2 * rounds if name in AT_OWN_PACE else rounds)
     losses = [line["loss"] for line in lines(folder / "metrics.jsonl") if line["kind"] == "eval"]
     assert summary["status"] == "finished"
     assert losses[-1] < 5.4, "below that of guessing one of 258 tokens"
