@@ -31,7 +31,8 @@ from ray_diloco.cluster.build import (
 )
 from ray_diloco.cluster.calls import ActorFailed, actor, answer
 from ray_diloco.cluster.expectation import announce
-from ray_diloco.cluster.fleet import FleetSettings, RayFleet
+from ray_diloco.cluster.fleet import RayFleet
+from ray_diloco.cluster.island import FleetSettings
 from ray_diloco.cluster.journal import RunJournal
 from ray_diloco.cluster.layout import model_layout
 from ray_diloco.cluster.misfortune import Misfortune
