@@ -216,11 +216,12 @@ def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
     }
 
 
-def plan(name: str, spec: dict[str, Any], step_s: float, more: list[str]) -> dict[str, Any]:
-    """What the planner says of a run with the anchor in us."""
-    given = [f"plan.step_seconds={step_s}", "plan.anchor=us-0"]
-    for far in ("eu", "asia"):
-        link = {**spec["default"], **spec["links"].get(f"us-{far}", {})}
+def plan(name: str, spec: dict[str, Any], step_s: float, anchor: str, more: list[str]) -> dict[str, Any]:
+    """What the planner says of a run with the anchor in a region."""
+    given = [f"plan.step_seconds={step_s}", f"plan.anchor={anchor}-0"]
+    for far in (region for region in REGIONS if region != anchor):
+        named = (spec["links"].get(f"{a}-{b}") for a, b in ((anchor, far), (far, anchor)))
+        link = {**spec["default"], **next(filter(None, named), {})}
         site = f"plan.islands.{far}-0"
         given += [f"{site}.up_mbit={link['mbps']}", f"{site}.down_mbit={link['mbps']}"]
         given += [f"{site}.rtt_ms={2 * link['latency_ms']}"]
@@ -228,9 +229,8 @@ def plan(name: str, spec: dict[str, Any], step_s: float, more: list[str]) -> dic
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": done.stderr[-500:] or done.stdout[-500:]}
-    times = json.loads(done.stdout)
-    times = times.get("times", times)
-    return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation") if key in times}
+    times = json.loads(done.stdout)["plan"]["times"]
+    return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation")}
 
 
 def idle(lab: Regions, seconds: float = 10.0) -> dict[str, float]:
@@ -257,6 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["pulls", "train", "plan"])
     parser.add_argument("--step-s", type=float, default=0.1, help="seconds of a step, for the plan")
+    parser.add_argument("--anchor", default="us", choices=REGIONS, help="region of the anchor, for the plan")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40, help="rounds of sync_dp, in which every step is one")
@@ -269,7 +270,7 @@ def main() -> None:
         link["mbps"] = arguments.mbit
     if arguments.what == "plan":
         for name in arguments.variants:
-            print(name, plan(name, spec, arguments.step_s, arguments.set))
+            print(name, plan(name, spec, arguments.step_s, arguments.anchor, arguments.set))
         return
     # What was started is ended also where somebody ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
