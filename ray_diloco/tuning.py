@@ -61,9 +61,9 @@ def _tune(arguments: argparse.Namespace) -> int:
     options = ["--config", arguments.config] if arguments.config else []
     options += ["--conf-dir", arguments.conf_dir] if arguments.conf_dir else []
     command = ["ray-diloco", "tune", *options, *arguments.settings]
-    results, stopped = tune(sweep, command, quiet=arguments.quiet)
-
-    if not arguments.quiet:
+    quiet = arguments.quiet or sweep.base.config.observe.quiet
+    results, stopped = tune(sweep, command, quiet=quiet)
+    if not quiet:
         show(results, sweep.folder)
     if stopped:
         return EXIT_INTERRUPTED

@@ -12,6 +12,7 @@ from ray_diloco.config.comparison import read_comparison
 from ray_diloco.config.compose import compose
 from ray_diloco.config.keys import canonical, fields_of, type_of
 from ray_diloco.config.schema import Config
+from ray_diloco.config.sweep import read_sweep
 from ray_diloco.errors import DilocoError
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -56,6 +57,8 @@ def test_every_command_in_a_block_is_accepted(name, desk):
         if arguments.command == "compare":
             names, settings = ([t for t in arguments.settings if ("=" in t) is given] for given in (False, True))
             read_comparison(*names, arguments=settings, config_file=arguments.config, conf_dir=arguments.conf_dir)
+        if arguments.command == "tune":
+            read_sweep(arguments.settings, arguments.config, conf_dir=arguments.conf_dir)
     for words in settings_lines(name):
         accepted(words)
 

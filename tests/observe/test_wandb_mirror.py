@@ -111,6 +111,12 @@ def test_a_run_after_a_roll_back_joins_the_group_and_names_its_parent(tmp_path: 
     assert wandb.settings["config"] == {"a": 1, "parent_run": "abcd1234"}
 
 
+def test_the_trials_of_a_sweep_are_one_group(tmp_path: Path) -> None:
+    wandb, warn = FakeWandb(), Warnings()
+    mirror(wandb, warn, tmp_path, group="outer").finish(5)
+    assert (wandb.settings["group"], wandb.settings["name"]) == ("outer", "demo")
+
+
 def test_what_comes_before_a_slow_start_is_sent_after_it_and_the_slowness_is_said(tmp_path: Path) -> None:
     gate = threading.Event()
     wandb, warn = FakeWandb(gate), Warnings()
