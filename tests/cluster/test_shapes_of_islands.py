@@ -61,7 +61,9 @@ def test_islands_send_in_codecs_of_their_own_and_meet_in_one_anchor(quick):
     # They have learnt the same; int8 rounds to 1/127 of the largest value of a block, half a step at most.
     largest = max(float(np.abs(tensor).max()) for tensor in one.values())
     assert largest / 10_000 < distance(one, two) < 0.51 * largest / 127
-    sent = {line["island"]: line["bytes_up"] for line in lines(run.folder / "metrics.jsonl") if line["kind"] == "island"}
+    sent = {
+        line["island"]: line["bytes_up"] for line in lines(run.folder / "metrics.jsonl") if line["kind"] == "island"
+    }
     assert sent["i1"] < 0.5 * sent["i0"]
     assert distance(anchor(run.folder, 1), replayed(run.folder)[1]) < 1e-6
 
