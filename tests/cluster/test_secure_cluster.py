@@ -11,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ray_diloco.cluster.credentials import credentials
@@ -33,7 +34,9 @@ def certificates(folder, *words):
 def node_of(folder):
     """The variables of a machine with a certificate of the authority in a folder."""
     certificates(folder, "ca")
-    certificates(folder, "node", "127.0.0.1")
+    # Ray takes an address of the machine for that of the loopback.
+    own = [each.address for card in psutil.net_if_addrs().values() for each in card if each.family == socket.AF_INET]
+    certificates(folder, "node", "127.0.0.1", *own)
     files = {"CA_CERT": "ca.crt", "SERVER_CERT": "node.crt", "SERVER_KEY": "node.key"}
     named = {f"RAY_TLS_{name}": str(folder / "nodes/127.0.0.1" / file) for name, file in files.items()}
     return named | {"RAY_USE_TLS": "1", "RAY_AUTH_MODE": "token"}
@@ -59,7 +62,7 @@ def test_a_cluster_lets_in_who_has_certificate_and_token_and_nobody_else(tmp_pat
     processes, temp = [], tempfile.mkdtemp(prefix="rd-", dir="/tmp")
 
     def node(name, settings, *arguments):
-        processes.append(begun([*arguments, "--node-ip-address=127.0.0.1"], settings, tmp_path / name))
+        processes.append(begun(arguments, settings, tmp_path / name))
         return processes[-1]
 
     try:
