@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from ray.tune import Callback
+from ray.tune.progress_reporter import TrialProgressCallback
 
 from ray_diloco.observe.units import show_count, show_number
 from ray_diloco.sweep.record import DECIDED, FINISHED, Entry
@@ -16,8 +16,10 @@ from ray_diloco.sweep.record import DECIDED, FINISHED, Entry
 QUIET_S = 5.0
 
 
-class Progress(Callback):
+class Progress(TrialProgressCallback):
     """Lines of a sweep; also Tune's callback, by which it hears of trials that begin and of evaluations.
+
+    It stands in the place of Tune's own, which prints every result of every trial.
 
     Args:
       planned: how many trials there will be.
@@ -56,6 +58,12 @@ class Progress(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial begins."""
         self.say(f"{self._name(trial.config['trial'])} begins")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Nothing: the gate tells how a trial ended."""
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Nothing: the gate tells how a trial ended."""
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The process of a trial died, and another goes on."""
