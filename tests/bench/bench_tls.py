@@ -68,7 +68,10 @@ def measure() -> dict[str, Any]:
 def settings(folder: Path) -> dict[str, dict[str, str]]:
     for words in (["ca"], ["node", "127.0.0.1", *addresses()]):
         subprocess.run(
-            [ROOT / "jobs/certificates.sh", *words], env=os.environ | {"TLS": str(folder)}, check=True, stdout=2
+            [ROOT / "jobs/certificates.sh", *words],
+            env=os.environ | {"TLS": str(folder)},
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
     node = folder / "nodes/127.0.0.1"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
