@@ -18,7 +18,7 @@ use_dashboard
 
 run=run runs=${RUNS:-'~/ray_diloco/runs'}
 for argument in "$@"; do
-  [[ $argument != run.name=* ]] || run=${argument#run.name=}
+  [[ $argument != run.name=* && $argument != sweep=* ]] || run=${argument#*=}
 done
 follow=()
 [[ ${FOLLOW:-yes} != no ]] || follow=(--no-wait)
