@@ -75,7 +75,7 @@ def test_a_run_that_is_lengthened_equals_one_that_was_long_from_the_start(place,
 def test_a_published_method_trains_on_real_islands(place, warm, name):
     rounds = 12 if name in EVERY_STEP else 2 if name == "decoupled" else 4
     # A run at its own pace counts rounds by island, which a longer one must not take for its end.
-    for asked in (rounds // 2, rounds) if name == "easgd" else (rounds,):
+    for asked in (rounds // 2, rounds) if name == "async_nesterov" else (rounds,):
         with nullcontext() if name in COLD else warm.runs():
             summary = train(place, name, f"preset-{name}", asked)
     folder = place.folder(f"preset-{name}")
