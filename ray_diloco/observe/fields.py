@@ -148,7 +148,9 @@ def _axis(values: Sequence[Any], top: float, bottom: float, plain: bool = False)
         log = not plain and low > 0 and high / low >= 20
         a, b = (math.log(low), math.log(high)) if log else (low, high)
         span = (b - a) or 1.0
-        marks = [m for m in ([low, math.sqrt(low * high), high] if log else ticks(low, high, 6)) if low <= m <= high]
+        inner = [math.sqrt(low * high)] if log else ticks(low, high, 6)
+        # Both ends, and what is far enough from them to be read.
+        marks = [low, *(m for m in inner if low + 0.06 * span < m < high - 0.06 * span or log), high]
         return _Axis(lambda v: bottom - ((math.log(v) if log else v) - a) / span * (bottom - top), marks)
     place = {value: k for k, value in enumerate(distinct)}
     gap = (bottom - top) / max(1, len(distinct) - 1)
