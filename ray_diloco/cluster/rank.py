@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 # The node label that says where a node is.
 REGION_LABEL = "ray.io/availability-region"
+# Threads for what is asked of a rank while it does something else.
+THREADS = {"control": 1, "writing": 1, "fetching": 2}
 # Exit code of a rank that no driver speaks to any more.
 ORPHANED = 17
 
@@ -371,4 +373,4 @@ def _address() -> str:
     return address
 
 
-RankActor = actor(fenced(Rank), concurrency_groups={"control": 1, "writing": 1, "fetching": 2})
+RankActor = actor(fenced(Rank), concurrency_groups=THREADS)

@@ -27,7 +27,7 @@ from ray_diloco.cluster.credentials import credentials
 from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.cluster.island import FleetSettings, RayIsland
 from ray_diloco.cluster.misfortune import NO_FAULTS
-from ray_diloco.cluster.rank import Rank
+from ray_diloco.cluster.rank import THREADS, Rank
 from ray_diloco.config.compose import compose
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.outer.exchange import Slice
@@ -127,7 +127,7 @@ class GlooPeer:
         return float(self.theta[0])
 
 
-BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups={"control": 1, "writing": 1})
+BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups=THREADS)
 GlooActor = actor(GlooPeer, num_cpus=0)
 
 

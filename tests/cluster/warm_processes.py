@@ -22,7 +22,7 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.driver import Driver, Job
 from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import own_folders
-from ray_diloco.cluster.rank import Rank
+from ray_diloco.cluster.rank import THREADS, Rank
 from ray_diloco.cluster.shard import Shard
 from ray_diloco.cluster.storage import shared_storage, take_back
 from ray_diloco.config.show import config_yaml
@@ -73,7 +73,7 @@ class Warm:
     """The processes; `runs` is where runs use them."""
 
     def __init__(self):
-        self._ranks = Pool(WarmRank, {"concurrency_groups": {"control": 1, "writing": 1, "fetching": 2}})
+        self._ranks = Pool(WarmRank, {"concurrency_groups": THREADS})
         self._shards = Pool(WarmShard, {"concurrency_groups": {"control": 1, "writing": 1}})
 
     @contextmanager
