@@ -8,6 +8,7 @@ at once, which loses at most the open round.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -133,7 +134,7 @@ def run(
     display = display or open_display(quiet or config.observe.quiet)
     summary: Summary | None = None
     try:
-        with _stop_signals() if stop is None else nullcontext(stop) as stop:
+        with stop_signals() if stop is None else nullcontext(stop) as stop:
             summary = _finished(config)
             if summary is None or (config.export.enabled and summary.export is None):
                 corpora, heldout = prepare_data(config, display)
@@ -307,8 +308,8 @@ def _complete(config: Config, heldout: Corpus, summary: Summary) -> Summary:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Inside, the first SIGINT or SIGTERM sets the event; the second raises KeyboardInterrupt."""
+def stop_signals(said: bytes = b"") -> Iterator[threading.Event]:
+    """Inside, the first SIGINT or SIGTERM sets the event and says so; the second raises KeyboardInterrupt."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -318,6 +319,7 @@ def _stop_signals() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        os.write(2, said)
 
     before: dict[int, Callable[..., Any] | int | None] = {
         number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)

@@ -8,13 +8,9 @@ trials to stop at their newest commits; a second one leaves at once.  The same c
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +97,7 @@ def tune(sweep: Sweep, command: Sequence[str] = (), *, quiet: bool = True) -> tu
     record = Record(sweep.folder)
     keeper = Keeper(sweep, record, api.run, api.prepare_data, is_finished, quiet=quiet)
     try:
-        with _signals() as stop:
+        with api.stop_signals(b"stopping all trials at their newest commits; once more to leave at once\n") as stop:
             left = [trial for trial in proposed if not keeper.is_decided(trial)]
             configs = [trial.config for trial in left] or [sweep.base.config]
             learns = sweep.options.search == "optuna"
@@ -239,26 +235,6 @@ def _proposed(sweep: Sweep) -> list[Trial]:
         if trial.composed is not None:
             refuse_other_settings(trial.config)
     return proposed
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Inside, the first SIGINT or SIGTERM sets the event; the second raises KeyboardInterrupt."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def handle(number: int, _frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        os.write(2, b"stopping all trials at their newest commits; once more to leave at once\n")
-
-    with ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, number, signal.signal(number, handle))
-        yield stop
 
 
 __all__ = ["Sweep", "best_yaml", "preview", "read_sweep", "results_of", "tune"]

@@ -11,6 +11,7 @@ import pytest
 from cluster_runs import MICRO, Tape, events, lines, manifest, seen, write_corpus
 from regions import ROOT, lacking, regions
 
+# A machine without root or the laboratory has no network to cut; the simulator cuts links everywhere.
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(lacking()), reason=lacking() or "none")]
 
 LAB = {"regions": ["us", "eu"], "default": {"latency_ms": 10, "mbps": 1000}}

@@ -1,10 +1,11 @@
 """Ranks in real engines, ZeRO stage 0 to 3, fp32 and bf16, one and two ranks, against plain torch.
 
 Tolerances: with one rank, stage 0 in fp32 is the plain loop bit by bit.  Elsewhere sums are cut differently by
-bucket and rank, and as wide as the processor's vectors: fp32 losses, near 7.6, agree to 2e-6; parameters, below 1, to
-2^-24 on average (1.3e-8 is the most that was seen), and to 1e-3 where a second moment near zero makes AdamW
-amplify the difference (lr is 1e-2).  bf16 has 8 bits of mantissa: losses agree with fp32 to 2e-2
-and between stages to 5e-3.  What is saved, restored, read or written is compared bit by bit.
+bucket and rank: fp32 losses, near 7.6, agree to 2e-6; parameters to 1e-8 on average, and to 1e-3 where a second moment
+near zero makes AdamW amplify the difference (lr is 1e-2).  Rounding adds up over steps: after the second run of steps
+ZeRO 3 was at 1.3e-8 on one processor, after the first at 0.9e-8, so that 2e-8 bounds it there.
+bf16 has 8 bits of mantissa: losses agree with fp32 to 2e-2 and between stages to 5e-3.  What is saved, restored, read
+or written is compared bit by bit.
 """
 
 import math
@@ -134,7 +135,7 @@ def test_fp32_training_equals_a_plain_torch_loop(worlds, world, engine, plain):
         np.testing.assert_allclose(island_losses(worlds[world], engine, key), plain[key], rtol=0, atol=2e-6)
     for key in ("trained", "values", "continued_values"):
         difference = np.abs(island(worlds[world], engine, key) - plain[key])
-        assert difference.max() < 1e-3 and difference.mean() < 2**-24
+        assert difference.max() < 1e-3 and difference.mean() < (2e-8 if key == "continued_values" else 1e-8)
 
 
 @WORLD
