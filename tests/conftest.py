@@ -17,13 +17,17 @@ settings.load_profile("untimed")
 for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-LOCAL_RAY = {
+# For every Ray of the tests, those that commands start included.
+os.environ |= {
+    # As those of commands do, it asks for a token; Ray reads the mode when it is imported.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
+    # Ray gives up a start whose own processes are not there after 15 s; the training of other tests is to make way.
+    "RAY_worker_niceness": "15",
+    "RAY_prestart_worker_first_driver": "0",
     "OMP_NUM_THREADS": "1",
 }
-# Every Ray of the tests asks for a token, as those of commands do; Ray reads the mode when it is imported.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +35,6 @@ def cluster():
     """The one local Ray of all tests that need a real one; it claims 8 CPUs, whatever the machine has."""
     import ray
 
-    os.environ |= LOCAL_RAY
     # Sockets have short paths, pytest's folders do not.
     folder = tempfile.mkdtemp(prefix="rd-", dir="/tmp")
     ray.init(

@@ -141,6 +141,8 @@ def _start(config: Config, cpus: float) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     # The driver keeps the tape; Ray's usage statistics and its per-process metrics exporter only cost start-up time.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # No run uses the workers that Ray starts before anybody asks for one: ranks have an environment of their own.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         ray.init(
             address="local",
@@ -157,5 +159,6 @@ def _start(config: Config, cpus: float) -> None:
         raise ClusterError(
             202,
             f"a local Ray could not be started: {error}",
-            "see the end of the message; often /tmp or /dev/shm is full, or ray.temp_dir is too long a path",
+            "see the end of the message; often /tmp or /dev/shm is full, ray.temp_dir is too long a path, or the"
+            " machine so busy that Ray's own processes need more than the 15 s that it waits for them",
         ) from error
