@@ -63,6 +63,21 @@ class SyncError(DilocoError):
     """4xx: a contribution, round or anchor that cannot be used."""
 
 
+class BadContribution(SyncError):
+    """4xx: a contribution that cannot be used.  The round can be prepared again without it.
+
+    Attributes:
+      island: name of the island that sent it.
+    """
+
+    def __init__(self, island: str, number: int, what: str, mend: str) -> None:
+        super().__init__(number, what, mend)
+        self.island = island
+
+    def __reduce__(self) -> tuple[type[BadContribution], tuple[str, int, str, str]]:
+        return BadContribution, (self.island, self.number, self.what, self.mend)
+
+
 class CheckpointError(DilocoError):
     """5xx: a checkpoint or run directory that cannot be read or written."""
 

@@ -124,6 +124,16 @@ def test_importing_the_package_costs_neither_torch_nor_ray() -> None:
     assert {"torch", "ray", "numpy", "deepspeed", "transformers"}.isdisjoint(loaded)
 
 
+def test_errors_that_processes_send_one_another_cost_no_torch() -> None:
+    # An actor's error is loaded where its answer is received; whatever its module imports holds up all answers there.
+    for layer in ("data", "inner", "outer"):
+        for path in modules_of(layer):
+            classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+            bases = {ast.unparse(base) for node in classes for base in node.bases}
+            assert not [base for base in bases if base.endswith("Error")], path
+    assert "torch" not in run_python("import sys, ray_diloco.errors; print(*sys.modules)").split()
+
+
 def test_no_module_takes_the_name_of_a_function_of_the_package() -> None:
     # `import ray_diloco.x` sets the attribute `x` of the package, and would hide a function of that name from then on.
     assert {path.stem for path in PACKAGE.iterdir()} & set(ray_diloco.__all__) == set()

@@ -28,7 +28,7 @@ from ray_diloco.cluster.recall import Sent, recalled, sent_by
 from ray_diloco.cluster.relay import Relays
 from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
 from ray_diloco.cluster.storage import Storage
-from ray_diloco.errors import ClusterError, SyncError
+from ray_diloco.errors import BadContribution, ClusterError, SyncError
 from ray_diloco.outer.layout import Layout
 from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, SHARD
 from ray_diloco.rounds.ports import (
@@ -210,13 +210,11 @@ class RayAnchor:
             movements = [await self._near(step, movement) for movement in step.movements]
             return await self._shards.ask(f"preparing round {step.key}", lambda: self._prepare(step, movements))
         except SyncError as bad:
-            # `outer.contribution.BadContribution`, not imported for its name: torch would come with it.
-            island = getattr(bad, "island", None)
+            if isinstance(bad, BadContribution):
+                raise ContributionRefused(bad.island, bad.what, bad.number) from bad
             if bad.number == TOO_FEW:
                 raise TooFew(bad.what) from bad
-            if island is None:
-                raise
-            raise ContributionRefused(island, bad.what, bad.number) from bad
+            raise
         except ClusterError as failed:
             island = owner_of_lost(failed.__cause__, offers)
             if island is None:

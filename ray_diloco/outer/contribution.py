@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ray_diloco.errors import SyncError
+from ray_diloco.errors import BadContribution, SyncError
 from ray_diloco.outer.chunks import Piece, pieces, require_within
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.payload import Bytes, Payload, open_payload, require_purpose
@@ -35,21 +35,6 @@ class Contribution:
     base_version: int
     payloads: tuple[Bytes, ...]
     incarnation: int | None = None
-
-
-class BadContribution(SyncError):
-    """4xx: a contribution that cannot be used.  The round can be prepared again without it.
-
-    Attributes:
-      island: name of the island that sent it.
-    """
-
-    def __init__(self, island: str, number: int, what: str, mend: str) -> None:
-        super().__init__(number, what, mend)
-        self.island = island
-
-    def __reduce__(self) -> tuple[type[BadContribution], tuple[str, int, str, str]]:
-        return BadContribution, (self.island, self.number, self.what, self.mend)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,9 @@ from functools import partial
 
 import torch
 
+from ray_diloco.errors import BadContribution
 from ray_diloco.outer.chunks import pieces
-from ray_diloco.outer.contribution import BadContribution, Offer, not_finite
+from ray_diloco.outer.contribution import Offer, not_finite
 from ray_diloco.outer.merge import mean_over_senders
 from ray_diloco.outer.payload import Bytes, Meta, open_payload, require_purpose, require_whole
 from ray_diloco.outer.publication import average, sent, squared_norm_of, write

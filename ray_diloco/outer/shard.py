@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ray_diloco.errors import SyncError
+from ray_diloco.errors import BadContribution, SyncError
 from ray_diloco.outer.chunks import in_chunks, pieces, quiet, require_within
 from ray_diloco.outer.codec import Codec, Fp32
-from ray_diloco.outer.contribution import BadContribution, Contribution, check_offers, not_finite
+from ray_diloco.outer.contribution import Contribution, check_offers, not_finite
 from ray_diloco.outer.layout import Layout, Ranges, intersect, normalise
 from ray_diloco.outer.merge import require_enough
 from ray_diloco.outer.moves import Mover

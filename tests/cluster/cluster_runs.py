@@ -22,7 +22,7 @@ from ray_diloco.config.compose import compose
 
 HERE = Path(__file__).parent
 MICRO = HERE / "micro.yaml"
-DEADLINE_S = 240
+DEADLINE_S = 480
 LLAMA = {
     "name": "llama",
     "builder": None,

@@ -41,7 +41,7 @@ def cut(tmp_path_factory):
         "evaluate.every": 0,
         "evaluate.blocks": 1,
         "trace.contributions": False,
-        "deadlines.heartbeat_s": 5,
+        "deadlines.heartbeat_s": 10,
         "deadlines.losses": 1000,
         "deadlines.placement_s": 120,
     }

@@ -8,6 +8,8 @@ from ray_diloco.errors import ClusterError
 
 pytestmark = pytest.mark.cluster
 
+HEARTBEAT_S = 8.0
+
 
 def test_an_island_that_overflows_or_freezes_is_replaced(place):
     """First one loss becomes infinite, then, when that island is back, a rank stops in the midst of its work."""
@@ -23,7 +25,7 @@ def test_an_island_that_overflows_or_freezes_is_replaced(place):
     settings = {
         "run.rounds": 20,
         "islands.min": 2,
-        "deadlines.heartbeat_s": 4.0,
+        "deadlines.heartbeat_s": HEARTBEAT_S,
         # So that one stays in which the inner state of the lost island is, however slow the writes are.
         "checkpoint.keep_last": 40,
         "model.builder": "cluster_builders:overflows_once",
@@ -35,7 +37,8 @@ def test_an_island_that_overflows_or_freezes_is_replaced(place):
     overflow, freeze = events(folder, "island_lost")
     (refused,) = events(folder, "contribution_rejected")
     assert overflow["reason"] == refused["reason"] == "the pseudo-gradient is not finite"
-    assert "is frozen: its process lives and was silent for 4." in freeze["reason"]
+    assert "is frozen: its process lives and was silent for" in freeze["reason"]
+    assert freeze["silent_s"] >= HEARTBEAT_S
     restored = [event["island"] for event in events(folder, "inner_state_restored")]
     assert restored == [overflow["island"], freeze["island"]]
     for r, expected in enumerate(replayed(folder)):
