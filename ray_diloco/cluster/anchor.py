@@ -19,6 +19,7 @@ import ray
 from ray_diloco.blocks import Channel, Cut, cuts_of, shard_count
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.ahead import handed_over
+from ray_diloco.cluster.berths import Berths
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
@@ -100,6 +101,8 @@ class RayAnchor:
         self.driver = driver or Misfortune(NO_FAULTS)
         # Called with who will adopt a payload, the payload, and the node where it will be.
         self.awaited: Callable[[Sequence[str], Any, str | None], None] = lambda islands, payload, node_id: None
+        # Where shards are to start, given the nodes of an island that has come up.
+        self.berths: Callable[[Sequence[str]], Berths] = Berths
         # Whether contributions come from other machines than those of the shards.
         self.far = False
         self._actors: list[Any] = []
@@ -155,7 +158,7 @@ class RayAnchor:
         self._actors = [self._start(None) for _ in range(count)]
 
     async def start(self, layout: Layout, node_ids: Sequence[str], manifest: Manifest | None, storage: Storage) -> None:
-        """Starts the shards for a model, on the nodes given, with the state of a commit if there is one.
+        """Starts the shards for a model, with the state of a commit if there is one.
 
         Called for every island that comes up; the first call does the work, the others compare layouts.
 
@@ -178,7 +181,10 @@ class RayAnchor:
             self.cuts = cuts_of(self.settings.channels, layout)
             s = self.settings
             count = shard_count(s.anchors, s.shards, s.islands, layout.numel)
-            near = [node_ids[k % len(node_ids)] for k in range(count)]
+            berths = self.berths(node_ids)
+            near = [berths.shared[k % len(berths.shared)] for k in range(count)]
+            if not self.shared:
+                near = [berths.beside.get(name, node) for name, node in zip(s.anchors, near, strict=True)]
             self._actors += [self._start(near[k]) for k in range(len(self._actors), count)]
             each = [(SHARED,)] * count if self.shared else [(name,) for name in self.settings.anchors]
             parts = count if self.shared else 1

@@ -226,6 +226,7 @@ class Driver:
                     self._faults,
                     self._misfortune,
                     job.within,
+                    config.islands.region_label,
                 ),
                 crews,
             )

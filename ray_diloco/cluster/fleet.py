@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ray
+
 from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.berths import Berths, Place, berths
 from ray_diloco.cluster.calls import ActorFailed
 from ray_diloco.cluster.fence import Stamped
 from ray_diloco.cluster.island import FleetSettings, RayIsland
-from ray_diloco.cluster.placement import Bundle, Labels
+from ray_diloco.cluster.placement import Bundle, Labels, nodes
 from ray_diloco.cluster.rank import RankActor, RankJob
 from ray_diloco.cluster.rooms import Rooms
 from ray_diloco.cluster.roster import Crew, rank_name
@@ -52,7 +55,7 @@ class RayFleet:
         self._rooms = Rooms(settings.run, settings.epoch, settings.within)
         # Called with the name of an island whose machine is about to go.
         self.noticed: Callable[[str], None] | None = None
-        anchor.awaited = self._fetch
+        anchor.awaited, anchor.berths = self._fetch, self._berths
 
     async def launch(self, name: str, incarnation: int) -> RayIsland:
         """Starts an island from nothing to a rank that could train, or takes over one that lives."""
@@ -97,9 +100,22 @@ class RayFleet:
             if (island := self.islands.get(name)) is not None:
                 island.fetch(payload, node_id)
 
+    def _berths(self, built: Sequence[str]) -> Berths:
+        """Where the anchor is to live, now that one island has come up on the nodes given."""
+        labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes()}
+        placed = self._rooms.nodes()
+        places = {
+            name: Place(spec.region or labels[placed[name][0]].get(self._settings.region_label, ""), placed[name])
+            for name, spec in self._specs.items()
+            if name in placed and labels.keys() >= set(placed[name])
+        }
+        home = labels.get(ray.get_runtime_context().get_node_id(), {})
+        return berths(places, home.get(self._settings.region_label, "")) if places else Berths(built)
+
     async def _take_over(self, crew: Crew, incarnation: int) -> RayIsland | None:
         """An island that another driver has started; None if it is of no use, and then it is ended."""
         stamped = [Stamped(rank, self._settings.epoch) for rank in crew.ranks]
+        self._rooms.hold(crew.name, crew.room, len(stamped))
         try:
             return await self._ready(
                 RayIsland(crew.name, incarnation, stamped, crew.room, self._settings, self._H), anew=False

@@ -23,7 +23,7 @@ from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
-from ray_diloco.cluster.rank import Description, Progress
+from ray_diloco.cluster.rank import REGION_LABEL, Description, Progress
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
@@ -46,6 +46,7 @@ class FleetSettings:
       epoch: of the driver.
       faults: what goes wrong on purpose; `driver`: with this process.
       within: room that the run was given.
+      region_label: label of nodes that names their region.
     """
 
     run: str
@@ -58,6 +59,7 @@ class FleetSettings:
     faults: Misfortunes = NO_FAULTS
     driver: Misfortune | None = None
     within: Enclosure | None = None
+    region_label: str = REGION_LABEL
 
 
 class RayIsland:

@@ -12,6 +12,8 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
+from ray.util.placement_group import placement_group_table
+
 from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.placement import Bundle, Labels, fits, reserve
 from ray_diloco.cluster.roster import room_name
@@ -35,6 +37,7 @@ class Rooms:
     def __init__(self, run: str, epoch: int, within: Enclosure | None = None) -> None:
         self._run, self._epoch, self._within = run, epoch, within
         self._found: dict[str, Room] = {}
+        self._held: dict[str, tuple[Room, int]] = {}
         self._numbers = itertools.count(SOUGHT)
 
     async def seek(self, island: str, bundles: Sequence[Bundle], labels: Labels) -> None:
@@ -56,9 +59,27 @@ class Rooms:
           InfeasibleError: RD-211, there was none.
         """
         name = room_name(self._run, island, self._epoch, incarnation)
+        room = self._found.pop(island, None)
         if self._within is not None and self._is_given(island):
-            return Room(name, self._within.group, self._within.first[island], given=True)
-        return self._found.pop(island, None) or Room(name, await reserve(name, island, bundles, deadline_s, labels))
+            room = Room(name, self._within.group, self._within.first[island], given=True)
+        elif room is None:
+            room = Room(name, await reserve(name, island, bundles, deadline_s, labels))
+        self.hold(island, room, len(bundles))
+        return room
+
+    def hold(self, island: str, room: Room, ranks: int) -> None:
+        """Takes note of a room that an island has already."""
+        self._held[island] = room, ranks
+
+    def nodes(self) -> dict[str, tuple[str, ...]]:
+        """Nodes of the islands that have room, rank by rank."""
+        found = {}
+        for island, (room, ranks) in self._held.items():
+            placed = placement_group_table(room.group).get("bundles_to_node_id", {})
+            nodes = tuple(placed.get(room.first + k) or "" for k in range(ranks))
+            if all(nodes):
+                found[island] = nodes
+        return found
 
     def _is_given(self, island: str) -> bool:
         return self._within is not None and island in self._within.first

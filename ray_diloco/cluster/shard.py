@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Seconds that a commit may take to be written before whoever waits for it gives up.
 WRITE_DEADLINE_S = 600.0
+# Of so many ended writes it is kept what became of them.
+KEPT_WRITES = 64
 # In a file of outer state: the anchor itself, where the file of the anchor holds what is published instead; what the
 # island of the anchor has sent last, by fragment and part.
 ANCHOR, SENT = "anchor", "sent"
@@ -288,13 +290,17 @@ class Shard:
         prefix = self._prefix(0, self._settings.anchors[0])
         outer = dict(self._outer()) | {f"{prefix}{SENT}.{f}.{k}": payload for (f, k), payload in sent.items()}
         write = self._writer.submit(self._write, storage, round_, published, outer)
-        self._writes = {r: w for r, w in self._writes.items() if not w.done()} | {round_: write}
+        # A write may end, and others begin, before the driver comes to ask what became of it.
+        ended = [r for r, w in self._writes.items() if w.done()]
+        for r in ended[:-KEPT_WRITES]:
+            del self._writes[r]
+        self._writes[round_] = write
         sides = {side for kept in self._kept.values() for side in kept.live_sides()}
         self._reading = [(read, w) for read, w in self._reading if not w.done()] + [(sides, write)]
 
     @ray.method(concurrency_group="writing")
     def saved(self, round_: int) -> list[FileEntry]:
-        """Waits for a write; returns its file entries.  May be asked again until the next write begins."""
+        """Waits for a write; returns its file entries.  May be asked again, as long as it is one of the last."""
         return self._writes[round_].result(WRITE_DEADLINE_S)
 
     @ray.method(concurrency_group="writing")

@@ -239,3 +239,23 @@ def test_a_slow_storage_gets_what_was_committed_then_while_rounds_go_on(straight
     files = asyncio.run(rounds())
     assert world.committed() == straight[0].committed()
     assert [file.sha256 for file in files] == [file.sha256 for file in straight[2].newest.files]
+
+
+def test_what_became_of_a_write_is_known_after_others_have_ended(straight, tmp_path):
+    """A driver with much to do asks late: the run of ten rounds a second for which it was a KeyError."""
+    world, storage = World(CHANNELS), Storage(str(tmp_path))
+
+    async def rounds():
+        anchor = world.anchor
+        await anchor.start(LAYOUT, ["n0", "n1"], None, storage)
+        await anchor.found(pieces(Meta("parameters"), 0))
+        prepared = await anchor.prepare(step_of(1))
+        await anchor.commit(prepared.key)
+        written = []
+        for r in range(1, 9):
+            written.append(anchor.save(storage, r, {}))
+            for keeper in anchor._keepers:
+                keeper.handle.shard._writes[r].exception()
+        return [await one for one in written]
+
+    assert [len(files) for files in asyncio.run(rounds())] == [len(straight[2].newest.files)] * 8
