@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.build import bundles, cpus_needed
@@ -23,7 +23,7 @@ from ray_diloco.cluster.control import announced
 from ray_diloco.cluster.driver import DriverActor, Job
 from ray_diloco.cluster.enclosure import enclosure
 from ray_diloco.cluster.imports import own_folders
-from ray_diloco.cluster.placement import release
+from ray_diloco.cluster.placement import here, release
 from ray_diloco.cluster.roster import end_all
 from ray_diloco.cluster.session import ray_session
 from ray_diloco.cluster.storage import shared_storage, take_back
@@ -58,11 +58,10 @@ def drive(
         storage = shared_storage(config.run.storage or str(_directory(config).path))
         within = enclosure(bundles(config))
         job = Job(config, config_yaml(composed), corpora, heldout, storage, own_folders(), within)
-        # The run directory is here.
-        here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        place: dict[str, Any] = here()  # where the run directory is
         if within is not None:
-            here = PlacementGroupSchedulingStrategy(within.group, 0)
-        options = {"name": config.run.name, "scheduling_strategy": here, "max_restarts": config.run.max_restarts}
+            place = {"scheduling_strategy": PlacementGroupSchedulingStrategy(within.group, 0)}
+        options = {"name": config.run.name, "max_restarts": config.run.max_restarts} | place
         try:
             driver = DriverActor.options(**options).remote(job)
         except ValueError:

@@ -14,6 +14,7 @@ from typing import Any
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.books import Books
 from ray_diloco.cluster.calls import ActorFailed, answers
+from ray_diloco.cluster.placement import here
 from ray_diloco.cluster.trace import TraceActor
 from ray_diloco.errors import DilocoError
 from ray_diloco.observe.metrics import (
@@ -160,7 +161,8 @@ class RunJournal:
         round_, fragment = (0, 0) if due is None else (due.round, due.fragment)
         name = f"round-{round_:06d}" + (f"-fragment-{fragment:03d}" if fragment else "")
         if self._tracer is None:
-            self._tracer = TraceActor.remote(str(folder), self._anchor.layout, self._position.round)
+            # The run directory is here.
+            self._tracer = TraceActor.options(**here()).remote(str(folder), self._anchor.layout, self._position.round)
         updates = {"": tuple(await self._anchor.published())} if prepared is None else prepared.updates
         calls = []
         for anchor, update in updates.items():

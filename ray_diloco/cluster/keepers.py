@@ -14,11 +14,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from ray_diloco.checkpoint.manifest import Manifest
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.misfortune import NO_FAULTS
+from ray_diloco.cluster.placement import on_node
 from ray_diloco.cluster.shard import ShardActor, ShardSettings, ShardWork
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.errors import ClusterError, DilocoError
@@ -65,9 +64,8 @@ class _Saved:
 
 
 def start_shard(node_id: str | None) -> Any:
-    """Starts the actor of a shard, on a node if that has room."""
-    near = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=True)}
-    return ShardActor.options(**near).remote()
+    """Starts the actor of a shard, on a node if that is alive."""
+    return ShardActor.options(**on_node(node_id)).remote()
 
 
 class Keeper:

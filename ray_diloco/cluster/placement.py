@@ -18,6 +18,7 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.cluster.calls import ActorFailed, answer
 from ray_diloco.errors import InfeasibleError
@@ -61,6 +62,27 @@ def check_feasible(islands: Mapping[str, Sequence[Bundle]], labels: Mapping[str,
             )
         for key, value in bundle.items():
             room[key] -= value
+
+
+def on_node(node_id: str | None) -> dict[str, Any]:
+    """Options of an actor that is to be on a node, if that is alive; else it may be anywhere.
+
+    Bound softly, an actor that asks for no resources would be anywhere in any case (Ray 2.60 draws a node for it).
+    """
+    if node_id is None or all(node["NodeID"] != node_id for node in nodes()):
+        return {}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def here() -> dict[str, Any]:
+    """Options of an actor that is to be on the node of this process."""
+    return on_node(ray.get_runtime_context().get_node_id())
+
+
+def in_region(region: str, label: str) -> dict[str, Any]:
+    """Options of an actor that is to be in a region, if a node of it is alive; else it may be anywhere."""
+    there = any(node.get("Labels", {}).get(label) == region for node in nodes())
+    return {"label_selector": {label: region}} if there else {}
 
 
 def fits(bundles: Sequence[Bundle], labels: Labels) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import RayActorError
-from ray.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
 
 from ray_diloco.blocks import Channel, Cut
 from ray_diloco.cluster.calls import ActorFailed, actor, answers
+from ray_diloco.cluster.placement import in_region
 from ray_diloco.cluster.rank import REGION_LABEL
 from ray_diloco.errors import ClusterError
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges
@@ -136,6 +136,6 @@ class Relays:
 
     def _worker(self, region: str) -> Any:
         if region not in self._workers:
-            near = NodeLabelSchedulingStrategy(hard={}, soft={REGION_LABEL: In(region)})  # type: ignore[no-untyped-call]
-            self._workers[region] = RelayActor.options(scheduling_strategy=near).remote(region, self._channel)
+            there = in_region(region, REGION_LABEL)
+            self._workers[region] = RelayActor.options(**there).remote(region, self._channel)
         return self._workers[region]

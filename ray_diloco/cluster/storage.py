@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_diloco.cluster.calls import actor
+from ray_diloco.cluster.placement import here
 
 if TYPE_CHECKING:
     from ray_diloco.checkpoint.files import RemoteFiles
@@ -41,7 +42,7 @@ class Storage:
 def shared_storage(url: str) -> Storage:
     """The storage at a URL, kept by an actor if it lies in the memory of this process."""
     files = _in_memory(url)
-    return Storage(url) if files is None else Storage(url, KeeperActor.remote(url, _content(files)))
+    return Storage(url) if files is None else Storage(url, KeeperActor.options(**here()).remote(url, _content(files)))
 
 
 def take_back(storage: Storage) -> None:

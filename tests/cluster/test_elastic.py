@@ -6,6 +6,8 @@ Every step waits for an event of the step before, and runs are as long as that t
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -18,6 +20,22 @@ pytestmark = pytest.mark.cluster
 
 ENDLESS = {"run.rounds": 1_000_000, "trace.contributions": False, "evaluate.every": 0, "checkpoint.every": 20}
 REGION = "ray.io/availability-region"
+
+
+# Actors that ask for nothing, bound to the node of a region in each of the two ways: where they are.
+BOUND = """
+import sys
+import ray
+from ray_diloco.cluster.placement import in_region, on_node
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+class Where:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+(us,) = (n["NodeID"] for n in ray.nodes() if n["Labels"].get(sys.argv[2]) == "us")
+ways = [on_node(us)] * 3 + [in_region("us", sys.argv[2])] * 3
+found = [ray.remote(num_cpus=0)(Where).options(**way).remote() for way in ways]
+assert ray.get([one.node.remote() for one in found]) == [us] * 6
+"""
 
 
 def committed_with(*islands):
@@ -77,6 +95,7 @@ def test_a_node_that_joins_the_cluster_becomes_an_island_and_one_that_leaves_is_
         assert set(joined) == {"us"}
         code, said = ended(command("status", "nodes", "--root", str(place.folder("nodes").parent)))
         assert (code, "us-0" in said) == (0, True)
+        subprocess.run([sys.executable, "-c", BOUND, nodes.address, REGION], check=True)
         # Not one that a busy machine lost before.
         before = len(tape.read())
         nodes.remove_node(added, allow_graceful=False)

@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from ray_diloco.cluster.placement import check_feasible, release, reserve
+from ray_diloco.cluster.placement import check_feasible, in_region, on_node, release, reserve
 from ray_diloco.cluster.roster import room_name
 from ray_diloco.errors import InfeasibleError
 
@@ -50,3 +50,7 @@ def test_what_fits_is_counted_over_all_islands_and_resources(cluster, islands, f
     with pytest.raises(InfeasibleError) as refused:
         check_feasible(islands)
     assert refused.value.number == 210
+
+
+def test_an_actor_may_be_anywhere_if_its_node_or_region_is_gone(cluster):
+    assert on_node(None) == on_node("0" * 56) == in_region("mars", "ray.io/availability-region") == {}
