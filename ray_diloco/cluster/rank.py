@@ -26,6 +26,7 @@ from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, spoiled
 from ray_diloco.cluster.notice import Notice
+from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
@@ -245,7 +246,7 @@ class Rank:
         payloads = [spoiled(payload, damage) for payload in payloads]
         self._misfortune.transfer(sum(payload.nbytes for payload in payloads))
         self._misfortune.wait_at(self._round, BEFORE_COMMIT)
-        return (EmitStats(tuple(p.nbytes for p in payloads), squared, finite), *payloads)
+        return (EmitStats(tuple(p.nbytes for p in payloads), squared, finite), *map(in_runs, payloads))
 
     def read(self) -> Sent:
         """The parameters themselves, one payload per shard, to found a run."""

@@ -20,6 +20,7 @@ from ray_diloco.blocks import CONTROL, Cut
 from ray_diloco.cluster.ahead import brought
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
+from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.outer.layout import Layout, shard_ranges
 from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, MID_SEND
@@ -226,7 +227,7 @@ class Shard:
         )
         self._misfortune.pass_(round_of(work.key), BEFORE_COMMIT)
         stats = ShardStats(prepared.version, payload.nbytes, prepared.squared_anchor_norm, prepared.squared_update_norm)
-        return stats, payload
+        return stats, in_runs(payload)
 
     def commit(self, key: str, fragment: int) -> None:
         """Makes a prepared round the committed state; faster channels go on from it."""
