@@ -68,6 +68,8 @@ def rules_of(
         min_islands=config.islands.min,
         checkpoint_every=config.checkpoint.every * each,
         inner_every=config.checkpoint.inner_every * each,
+        points=config.checkpoint.progress_every > 0,
+        point_wait_s=config.checkpoint.progress_wait_s,
         max_lag=max(config.checkpoint.max_lag, 2 * config.checkpoint.every) * each * (config.checkpoint.max_lag > 0),
         evaluate_every=config.evaluate.every * each,
         evaluate_blocks=under_way,

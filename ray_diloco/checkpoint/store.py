@@ -19,6 +19,7 @@ from ray_diloco.checkpoint.epochs import Epochs
 from ray_diloco.checkpoint.files import UNREACHABLE, Files, open_files, storage_errors
 from ray_diloco.checkpoint.manifest import MANIFEST_END, FileEntry, Manifest
 from ray_diloco.checkpoint.names import FOLDER, MANIFEST, PARTIAL, TENSOR_FILE, WHOLE, partial_folder, whole_folder
+from ray_diloco.checkpoint.points import Points
 from ray_diloco.checkpoint.reader import UNFINISHED, TensorFile, absent, check_digests, check_size
 from ray_diloco.checkpoint.tensors import encode
 from ray_diloco.errors import CheckpointError
@@ -59,7 +60,7 @@ class CheckpointStore:
 
     def __init__(self, url: str, files: Files | None = None) -> None:
         self.url, self._files = open_files(url) if files is None else (url, files)
-        self.epochs = Epochs(self._files, self.url)
+        self.epochs, self.points = Epochs(self._files, self.url), Points(self._files, self.url)
         self._verified: set[tuple[int, str, str]] = set()
 
     def write_tensors(

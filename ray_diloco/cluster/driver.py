@@ -210,6 +210,7 @@ class Driver:
                 # Whatever is left has trained, and a run is founded by parameters as they are initialised.
                 end_all(config.run.name)
                 release(config.run.name)
+                await self._clear_points(durable.store, journal)
             crews = survivors(config.run.name, job.within)
             fleet = self._fleet = RayFleet(
                 island_specs(config, job.corpora, job.heldout, job.folders),
@@ -227,6 +228,7 @@ class Driver:
                     self._misfortune,
                     job.within,
                     config.islands.region_label,
+                    config.checkpoint.progress_every,
                 ),
                 crews,
             )
@@ -244,9 +246,18 @@ class Driver:
                     f"round {position.round} could not be made durable: {durable.trouble}",
                     "mend the storage, then run the same command again: it goes on from the newest commit",
                 )
+            if ending.status == "finished":
+                await self._clear_points(durable.store, journal)
             return ending
         except Exception as error:  # also for a defect, tape and summary must say how the run ended
             return Ending("failed", error)
+
+    async def _clear_points(self, store: CheckpointStore, journal: RunJournal) -> None:
+        """Removes progress points that nobody will take up."""
+        try:
+            await asyncio.to_thread(store.points.clear)
+        except CheckpointError as error:
+            journal.event("warning", text=f"progress points were not removed: {error.what}")
 
     def _island_view(self, name: str) -> IslandView:
         run, fleet = self._loop, self._fleet

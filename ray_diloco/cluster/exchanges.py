@@ -172,6 +172,20 @@ class Exchanges:
             self._inner.rate_sum = float(pieces["rates"][0])
         return True, bases
 
+    def misfit(self, pieces: Mapping[str, np.ndarray], anchored: bool) -> str:
+        """Why what `state` gave with parameters cannot be taken up here; empty: it can.
+
+        `anchored`: only if it was measured from the bases that are here now, bit by bit.
+        """
+        saved, here = (self.split(state)[0] for state in (pieces, self.state({0: Base(0)})))
+        sizes = [{name: a.size for name, a in one.items() if _is_cut(name)} for one in (saved, here)]
+        if sizes[0] != sizes[1]:
+            return "its point does not fit what its ranks hold"
+        bases = [name for name in here if "|base|" in name]
+        if anchored and not all(np.array_equal(saved[name], here[name]) for name in bases):
+            return "its point began from another anchor"
+        return ""
+
     def forget(self) -> None:
         """Forgets all error memories."""
         for exchange in self._exchanges:
@@ -202,6 +216,11 @@ class Exchanges:
         if channel.up.rounding != "stochastic":
             return channel.seed
         return (channel.seed + zlib.crc32(self._inner.settings.island.encode())) % 2**31
+
+
+def _is_cut(name: str) -> bool:
+    """Whether an array is one value for each element that a rank holds or emits."""
+    return name not in ("versions", "rates") and "|memory|" not in name
 
 
 def _look(chunk: AdoptChunk) -> None:

@@ -17,20 +17,23 @@ import ray
 from ray.exceptions import RayActorError
 
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
+from ray_diloco.checkpoint.points import Mark
 from ray_diloco.cluster.ahead import Ahead, handed_over
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.calls import ActorFailed, answer, answers
 from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
-from ray_diloco.cluster.rank import REGION_LABEL, Description, Progress
+from ray_diloco.cluster.points import Keeping, recover
+from ray_diloco.cluster.rank import REGION_LABEL
+from ray_diloco.cluster.said import Description, Progress
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError
 from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.faults import BEFORE_INNER, BEFORE_SEND, MID_INNER, MID_SEND
-from ray_diloco.rounds.ports import Base, BlockLoss, Emission, IslandLost, Piece, Report, Update, Work
+from ray_diloco.rounds.ports import Base, BlockLoss, Emission, IslandLost, Piece, Recovery, Report, Update, Work
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class FleetSettings:
       faults: what goes wrong on purpose; `driver`: with this process.
       within: room that the run was given.
       region_label: label of nodes that names their region.
+      progress_every: steps between progress points.
     """
 
     run: str
@@ -60,6 +64,7 @@ class FleetSettings:
     driver: Misfortune | None = None
     within: Enclosure | None = None
     region_label: str = REGION_LABEL
+    progress_every: int = 0
 
 
 class RayIsland:
@@ -98,9 +103,8 @@ class RayIsland:
         """Trains a segment on all ranks."""
         self._round = 1 + work.start_step // self._H
         self._pass(BEFORE_INNER)
-        calls = [
-            rank.train.remote(work.start_step, work.steps, work.lease.blocks, work.seconds) for rank in self._ranks
-        ]
+        segment = (work.start_step, work.steps, work.lease.blocks, work.seconds, self._keeping(work), work.done)
+        calls = [rank.train.remote(*segment) for rank in self._ranks]
         for fragment, base_version, _ in work.emits:
             self._ahead.emissions[fragment, base_version] = self._emit(fragment, base_version)
         deadline_s = self._settings.deadlines.train_s or None
@@ -110,6 +114,27 @@ class RayIsland:
         with stepping:
             reports: list[Report] = await self._watched(calls, f"training segment {work.segment}", deadline_s)
         return replace(max(reports, key=lambda r: r.seconds), adopt_s=adopt_s)
+
+    async def recover(self, work: Work, anchored: bool) -> Recovery:
+        """Takes up a progress point on all ranks."""
+        keeping = self._keeping(work)
+        if keeping is None:
+            return Recovery()
+
+        async def ask(method: str, *arguments: Any) -> list[Any]:
+            calls = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+            return await self._exchanged(calls, "taking up a progress point")
+
+        return await recover(ask, keeping, work.done, anchored)
+
+    def _keeping(self, work: Work) -> Keeping | None:
+        settings = self._settings
+        if work.bases is None or not settings.progress_every:
+            return None
+        blocks = tuple((r.start, r.stop) for r in work.lease.blocks)
+        bases = tuple((fragment, *base) for fragment, base in sorted(work.bases.items()))
+        mark = Mark(settings.epoch, len(self._ranks), work.start_step, work.steps, blocks, bases)
+        return Keeping(settings.storage, mark, settings.progress_every)
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes the pseudo-gradient on all ranks."""

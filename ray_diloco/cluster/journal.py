@@ -26,7 +26,8 @@ from ray_diloco.observe.metrics import (
 )
 from ray_diloco.observe.view import CommitView, Note, TimeSplit
 from ray_diloco.outer.schedule import Due, Schedule
-from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared, Timing
+from ray_diloco.rounds.ports import BlockLoss, Offer, Prepared
+from ray_diloco.rounds.timing import Timing
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,12 @@ from ray_diloco.cluster.fence import fenced
 from ray_diloco.cluster.imports import add_folders
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, spoiled
 from ray_diloco.cluster.notice import Notice
+from ray_diloco.cluster.points import Keeping, RankPoints
 from ray_diloco.cluster.runs import in_runs
+from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
-from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges, total
+from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.faults import (
     AFTER_COMMIT,
     BEFORE_COMMIT,
@@ -85,42 +87,6 @@ class RankJob:
     faults: Misfortunes = NO_FAULTS
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a rank is, once it is built; `calls` are those that its island's ranks have to have done together."""
-
-    layout: Layout
-    node_id: str
-    region: str
-    calls: int = 0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a rank is, for people and for the watch over silent ranks.  `step` counts within the segment."""
-
-    beats: int
-    step: int
-    steps: int
-    loss: float
-    tokens_per_s: float
-    # Its machine is about to go.
-    leaving: bool = False
-
-
-@dataclass(frozen=True)
-class EmitStats:
-    """What a rank says of its emission; `nbytes` per payload, 0 where it has nothing of that shard."""
-
-    nbytes: tuple[int, ...]
-    squared_norm: float = 0.0
-    finite: bool = True
-
-
-# Statistics, then one payload per anchor shard.
-Sent = tuple[EmitStats, *tuple[np.ndarray, ...]]
-
-
 class Rank:
     """Rank `rank` of an island."""
 
@@ -162,6 +128,7 @@ class Rank:
         settings = replace(job.settings, rank=self._rank, host=host, port=port)
         self._inner = InnerRank(settings, self._store)
         self._exchanges = Exchanges(self._inner, job.channels)
+        self._points = RankPoints(self._inner, self._exchanges, self._writer)
         return self._description()
 
     def attach(self, incarnation: int) -> Description:
@@ -186,8 +153,19 @@ class Rank:
         region = context.get_node_labels().get(REGION_LABEL, "")
         return Description(self._inner.layout, context.get_node_id(), str(region), self._calls)
 
-    def train(self, start_step: int, steps: int, lease: Ranges, seconds: float = 0.0) -> Report:
-        """Trains a segment; steps that overflowed and were not applied do not count."""
+    def train(
+        self,
+        start_step: int,
+        steps: int,
+        lease: Ranges,
+        seconds: float = 0.0,
+        keeping: Keeping | None = None,
+        taken: int = 0,
+    ) -> Report:
+        """Trains a segment; steps that overflowed and were not applied do not count.
+
+        With `keeping` it makes progress points; `taken` steps were taken up from one.
+        """
         from ray_diloco.inner.batches import Batches
 
         self._calls += 1
@@ -207,19 +185,39 @@ class Rank:
             s.inner.micro_batch,
         )
         per_step = s.world * s.inner.gradient_accumulation * s.inner.micro_batch * s.sequence_length
+        earlier = self._points.begin(taken)
         began = time.perf_counter()
 
         def on_step(step: int, loss: torch.Tensor) -> None:
             done = step - start_step + 1
             elapsed = time.perf_counter() - began
-            self._latest = (done, steps, loss, done * per_step / max(elapsed, 1e-9))
+            self._latest = (done, steps, loss, (done - taken) * per_step / max(elapsed, 1e-9))
             self._beats += 1
+            self._points.passed(keeping, done, steps, loss)
             if done == max(1, steps // 2):
+                if self._job.faults.faults:
+                    # What a fault leaves behind must not depend on how fast the storage is.
+                    self._points.written()
                 self._misfortune.pass_(self._round, MID_INNER)
 
-        report = self._inner.train(start_step, steps, batches, on_step, seconds)
+        report = self._inner.train(start_step, steps, batches, on_step, seconds, earlier)
         # Not the report itself: the driver would import torch and DeepSpeed to read it.
-        return Report(report.steps - report.skipped, report.tokens, report.loss_mean, report.seconds)
+        steps_done = report.steps - report.skipped
+        trouble = self._points.end()
+        return Report(steps_done, report.tokens, report.loss_mean, report.seconds, trouble=trouble)
+
+    def look_for_points(self, keeping: Keeping, anchored: bool) -> tuple[list[int], str]:
+        """How many steps are done in this rank's progress points of a work; if there are none, why not."""
+        return self._points.look(keeping, anchored)
+
+    def read_point(self, keeping: Keeping, done: int, anchored: bool) -> str:
+        """Reads a progress point and changes nothing; returns why it cannot be taken up, empty if it can."""
+        return self._points.read(keeping, done, anchored)
+
+    def take_up_point(self) -> bool:
+        """Takes up the point that was read; False: it does not fit, and nothing has been changed.  Collective."""
+        self._calls += 1
+        return self._points.take_up()
 
     def emit(self, fragment: int, base_version: int) -> Sent:
         """Encodes `B − θ`: statistics, then one payload per shard."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ray.exceptions import RayActorError
 
 from ray_diloco.cluster.calls import ActorFailed, answer
-from ray_diloco.cluster.rank import Progress
+from ray_diloco.cluster.said import Progress
 from ray_diloco.errors import DilocoError
 from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.ports import IslandLost

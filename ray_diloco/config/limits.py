@@ -205,6 +205,8 @@ BOUNDS: dict[str, Bound] = {
     "anchor.kept_gb": _NOT_NEGATIVE,
     "checkpoint.every": _COUNT,
     "checkpoint.inner_every": _COUNT,
+    "checkpoint.progress_every": _COUNT_OR_NONE,
+    "checkpoint.progress_wait_s": _NOT_NEGATIVE,
     "checkpoint.max_lag": _COUNT_OR_NONE,
     "checkpoint.keep_last": _COUNT,
     "checkpoint.keep_every": _COUNT_OR_NONE,

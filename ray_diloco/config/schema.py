@@ -199,6 +199,11 @@ class CheckpointConfig:
     inner: bool = True
     # Rounds between commits that hold inner states.
     inner_every: int = 1
+    # Inner steps between progress points of an island within a segment of training (0: none): who takes its place after
+    # a loss goes on from the newest.
+    progress_every: int = 0
+    # Seconds that a round waits for the successor of an island that was lost with such points.
+    progress_wait_s: float = 120.0
     # Rounds that may be made without being durable before the run waits for its storage; 0: any number.
     max_lag: int = 20
 

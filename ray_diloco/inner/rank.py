@@ -12,8 +12,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,17 @@ class TrainReport:
     stopped: bool
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What was done of a segment before it was taken up: losses of its steps, seconds, and steps without effect."""
+
+    losses: Sequence[torch.Tensor] = ()
+    seconds: float = 0.0
+    skipped: int = 0
+
+
+NOTHING = Earlier()
+
 # Name, among the pieces of an inner state, of the steps that are left of a warm-up after a reset.
 REWARM = "rewarm"
 
@@ -144,6 +155,11 @@ class InnerRank:
         device: torch.device = self._engine.device
         return device
 
+    @property
+    def skipped(self) -> int:
+        """Steps that this engine has not applied because their gradient overflowed."""
+        return int(self._engine.skipped_steps)
+
     def commit_writes(self) -> None:
         """Makes what was written into `slices` the parameters of the next forward pass; collective."""
         commit_writes(self._engine, self._stage)
@@ -162,6 +178,7 @@ class InnerRank:
         batches: StepBatches,
         on_step: OnStep | None = None,
         seconds: float = 0.0,
+        earlier: Earlier = NOTHING,
     ) -> TrainReport:
         """Does `steps` optimiser steps, or as many as fit into a time; collective.
 
@@ -175,6 +192,7 @@ class InnerRank:
           on_step: called after every step.
           seconds: time after which no further step begins, but for the one that it takes several ranks to agree; the
             first is always done.  0: no limit.
+          earlier: what was done of these steps before, whose state was restored; the report counts it.
 
         Raises:
           InnerError: RD-716, `correction` or `mix` is not set though the settings ask for it.
@@ -183,19 +201,20 @@ class InnerRank:
         self._engine.train()
         vote = StopVote(self._control)
         skipped = self._engine.skipped_steps
-        losses: list[torch.Tensor] = []
+        losses: list[torch.Tensor] = list(earlier.losses)
         norm: torch.Tensor | float = 0.0
         moments = [time.perf_counter()]
-        for k in range(steps):
+        for k in range(len(losses), steps):
             loss, norm = self._step(start_step + k, batches(k))
             losses.append(loss)
             moments.append(time.perf_counter())
             wants_stop = bool(on_step(start_step + k, loss)) if on_step else False
-            wants_stop = wants_stop or 0.0 < seconds <= time.perf_counter() - moments[0]
+            wants_stop = wants_stop or 0.0 < seconds <= earlier.seconds + time.perf_counter() - moments[0]
             if vote.decided(wants_stop):
                 break
         vote.close()
-        return self._report(losses, float(norm), moments, self._engine.skipped_steps - skipped, steps)
+        report = self._report(losses, float(norm), moments, self._engine.skipped_steps - skipped, steps)
+        return replace(report, seconds=earlier.seconds + report.seconds, skipped=earlier.skipped + report.skipped)
 
     def evaluate(self, blocks: np.ndarray) -> list[tuple[float, int]]:
         """Sum of nats and number of predicted tokens of each block, under the present parameters.

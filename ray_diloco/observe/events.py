@@ -53,6 +53,8 @@ EVENTS: dict[str, str] = {
     "storage_back": "Commits are durable again and the run goes on (durable, waited_s).",
     "inner_state_restored": "An island took up its saved inner optimiser state (island, round).",
     "inner_state_reset": "An island's inner optimiser state began anew (island, round, reason).",
+    "progress_taken_up": "An island went on in the midst of a segment (island, incarnation, segment, done, steps).",
+    "progress_ignored": "A progress point was not used; its work is issued again (island, incarnation, reason).",
     "evaluation": "The anchor was evaluated on held-out blocks (round, loss, ppl, blocks).",
     "stop_requested": "Somebody asked the run to stop (round).",
     "run_finished": "All rounds are committed (rounds, tokens, wall_s).",
@@ -76,6 +78,7 @@ _WARNINGS = frozenset(
         "round_aborted",
         "checkpoint_failed",
         "inner_state_reset",
+        "progress_ignored",
         "warning",
     }
 )

@@ -50,6 +50,8 @@ SENTENCES: dict[str, str | None] = {
     "storage_back": "round {durable} is durable, the run goes on[ after {waited_s}]",
     "inner_state_restored": "island {island} took up its inner optimiser state[ of round {round}]",
     "inner_state_reset": "inner optimiser state of island {island} begins anew[: {reason}]",
+    "progress_taken_up": "island {island} goes on with step {done} of {steps} of its segment",
+    "progress_ignored": "the progress of island {island} is not taken up[: {reason}]",
     "evaluation": "held-out[ after round {round}]: loss {loss}[ · perplexity {ppl}][ · {blocks} blocks]",
     "stop_requested": "stop requested[ after round {round}]",
     "run_finished": "finished[: {rounds} rounds][, {tokens} tokens][ in {wall_s}]",

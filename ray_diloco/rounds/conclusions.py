@@ -248,6 +248,9 @@ class Conclusions:
         """Tells islands how a round ended; True if that ends a round of the whole model."""
         due = rendezvous.due
         ended = self._plans.concluded(due)
+        if self._rules.points:
+            # Who has left a wreck in that segment is awaited no more.
+            self.reconsider()
         rendezvous.outcome.set_result(outcome)
         oldest = due.round - self._rules.kept_rounds
         opened = self._opened[due.fragment]

@@ -21,10 +21,12 @@ from ray_diloco.rounds.durability import Durability
 from ray_diloco.rounds.failures import Failures
 from ray_diloco.rounds.members import ABSENT, Member, State
 from ray_diloco.rounds.membership import Membership
-from ray_diloco.rounds.plans import FreePlans, Planner, Plans
+from ray_diloco.rounds.own_pace import FreePlans
+from ray_diloco.rounds.plans import Planner, Plans
 from ray_diloco.rounds.ports import Anchor, Fleet, IslandLost, Journal, Store
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
+from ray_diloco.rounds.salvage import Salvage
 from ray_diloco.rounds.vetting import Vetting
 from ray_diloco.rounds.voyage import Voyage, Waters
 
@@ -65,8 +67,9 @@ class Run:
         durable = self._durability = Durability(rules, position, self.members, journal, plans, commits)
         told = Told(self._failures.forget, self._failures.count, durable.whole, self._failures.end_with)
         self._rounds = Conclusions(rules, position, anchor, journal, plans, commits, vetting, told)
+        self._salvage = Salvage(rules, position, journal, plans, self._rounds.reconsider)
         self._waters = Waters(
-            rules, position, anchor, journal, plans, commits, durable, self._rounds, vetting, members,
+            rules, position, anchor, journal, plans, commits, durable, self._rounds, vetting, members, self._salvage,
             evaluations={}, resumed=position.round, resumed_versions=dict(position.versions),
             owes_evaluation=owes_evaluation and rules.evaluated(position.round), founding=asyncio.Lock(),
         )  # fmt: skip
@@ -88,6 +91,8 @@ class Run:
                     task.result()
         finally:
             await self._rounds.end({*self._slots.values(), halted, *watches})
+            for name in self.members:
+                self._plans.forsake(name, "")
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:
@@ -197,10 +202,14 @@ class Run:
         return False
 
     def _write_off(self, member: Member) -> None:
-        """Issues the work of an island that is gone again; no round and no commit waits for it."""
+        """Issues the work of an island that is gone again, unless its successor may go on with it; no commit waits."""
+        self._salvage.strand(member)
         self.position.release(member.leases)
         member.leases.clear()
-        self._plans.withdraw(member.name)
+        if member.state in (State.LEFT, State.QUARANTINED):
+            self._plans.forsake(member.name, "its slot is not filled again for a while")
+        if member.wreck is None:
+            self._plans.withdraw(member.name)
         self._commits.lost(member.name)
         self._rounds.reconsider()
 

@@ -8,11 +8,16 @@ metrics of the round say the same in two lines instead of six for each island an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ray_diloco.outer.schedule import Due
-from ray_diloco.rounds.ports import Base, Lease, Timing, Update
+from ray_diloco.rounds.ports import Base, Lease, Update
+from ray_diloco.rounds.timing import Timing
+
+if TYPE_CHECKING:
+    from ray_diloco.rounds.plans import Assignment
 
 
 class State(StrEnum):
@@ -71,6 +76,25 @@ class Tally:
     wall_s: float = 0.0
 
 
+# What of a member says where it stands.
+_STANDING = (
+    "segment", "first", "versions", "done", "leases", "unclaimed", "late", "under_way", "restored", "inherited",
+    "joined_at", "timing", "settled",
+)  # fmt: skip
+
+
+@dataclass
+class Wreck:
+    """What a lost island has left of a segment: how it stood when it began with that, and what it was given.
+
+    `awaited`: rounds still wait for its successor.
+    """
+
+    member: Member
+    assignment: Assignment
+    awaited: bool = False
+
+
 @dataclass
 class Member:
     """One incarnation of one island.
@@ -90,6 +114,8 @@ class Member:
       settled: it has begun to train.
       leaving: why it gets no further segment; empty: it does.
       strayed: its inner loss has left the others'; it counts for nothing until it has adopted the anchor.
+      begun: how it stood when it began with the segment that it trains, where progress points are kept.
+      wreck: what the incarnation before has left, if this one may still go on with it.
     """
 
     name: str
@@ -110,6 +136,8 @@ class Member:
     settled: bool = False
     leaving: str = ""
     strayed: bool = False
+    begun: Wreck | None = None
+    wreck: Wreck | None = None
 
     @property
     def alive(self) -> bool:
@@ -131,7 +159,28 @@ class Member:
 
     def successor(self) -> Member:
         """The next incarnation of its slot, which begins where this one ended; one that never began is the next."""
-        return Member(self.name, self.incarnation + (self.state is not State.VACANT), self.state)
+        return Member(self.name, self.incarnation + (self.state is not State.VACANT), self.state, wreck=self.wreck)
+
+    def likeness(self) -> Member:
+        """A copy that stays as it is."""
+        return replace(
+            self,
+            versions=dict(self.versions),
+            done=dict(self.done),
+            leases=list(self.leases),
+            late=set(self.late),
+            under_way=set(self.under_way),
+            inherited=dict(self.inherited),
+            joined_at=dict(self.joined_at),
+            begun=None,
+            wreck=None,
+        )
+
+    def stand_as(self, other: Member) -> None:
+        """Stands where another incarnation stood."""
+        stood = other.likeness()
+        for name in _STANDING:
+            setattr(self, name, getattr(stood, name))
 
     @property
     def sailing(self) -> bool:
@@ -146,6 +195,11 @@ class Member:
     def joined_late(self, committed: dict[int, int]) -> bool:
         """True before the first work of an island if anchors have moved on since it joined."""
         return not self.settled and self.joined_at != committed
+
+    @property
+    def awaited(self) -> bool:
+        """True where the run counts on a successor to go on with the segment in which an island was lost."""
+        return self.wreck is not None and self.wreck.awaited
 
     def trained(self, steps: int, tokens: int) -> None:
         """Adds a segment's work to every fragment's account."""

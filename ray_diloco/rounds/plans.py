@@ -5,8 +5,8 @@ it planned for all at once, in sorted order, so that data never depends on who w
 are admitted by that same act.  If nobody is under way (at the start, or after every island was lost), the segment where
 the run stands is planned for those who are ready.
 
-At their own pace (`FreePlans`), islands get a segment whenever they ask for one, until so many are contributed or under
-way that the run will be complete.
+An island that was lost in the midst of a segment and has left a wreck is planned for like the others: its successor may
+come and go on (`salvage`).  How islands are planned for that train at their own pace says `own_pace`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray_diloco.outer.schedule import Boundary, Due, Stage, course_of
-from ray_diloco.rounds.members import Member, State
+from ray_diloco.outer.schedule import Boundary, Due, course_of
+from ray_diloco.rounds.members import Member, State, Wreck
 from ray_diloco.rounds.ports import Journal, Work
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
@@ -99,6 +99,25 @@ class Planner(ABC):
         """Takes back what was planned for an island that is to leave, and that it has not begun."""
         return
 
+    def holds(self, wreck: Wreck) -> bool:
+        """Whether a successor could still go on with what an island has left."""
+        return True
+
+    def keep_place(self, name: str, kept: bool) -> None:
+        """Counts on a lost island's segment, or does so no more."""
+        self.pulse()
+
+    def forsake(self, name: str, reason: str) -> None:
+        """Gives up what a lost island has left: its blocks are issued again, and nobody waits for its successor."""
+        member = self._members[name]
+        wreck, member.wreck = member.wreck, None
+        if wreck is not None:
+            self._position.release(wreck.member.leases)
+            wreck.awaited = False
+            if reason:
+                self._journal.event("progress_ignored", island=name, incarnation=member.incarnation, reason=reason)
+            self.withdraw(name)
+
     def numbered(self, due: Due, name: str) -> Due:
         """The round that an island's offer belongs to."""
         return due
@@ -135,8 +154,9 @@ class Planner(ABC):
 
     @property
     def under_way(self) -> bool:
-        """True if somebody trains or has trained, who is still there and stays."""
-        return self._opened and any(m.sailing and not m.leaving for m in self._members.values())
+        """True if somebody trains or has trained, who is still there and stays, or whose successor is awaited."""
+        there = (m.awaited or (m.sailing and not m.leaving) for m in self._members.values())
+        return self._opened and any(there)
 
     def at_least(self, count: int) -> bool:
         """True if so many islands train or could; it looks no further than it must."""
@@ -211,6 +231,10 @@ class Plans(Planner):
         """See `Planner.place`: by boundary, and there faster channels first."""
         return self._course.emission(due), due.fragment < self._rules.schedule.main
 
+    def holds(self, wreck: Wreck) -> bool:
+        """See `Planner.holds`: until all that is emitted after the segment is concluded."""
+        return (wreck.member.segment or 0) >= self._frontier
+
     def beyond(self, due: Due) -> set[str]:
         """See `Planner.beyond`."""
         last = self._course.emission(due)
@@ -224,6 +248,9 @@ class Plans(Planner):
         left.discard(due)
         if not left:
             self._frontier = max(self._frontier, index + 1)
+        if self._rules.points:
+            for name in [n for n, m in self._members.items() if m.wreck is not None and not self.holds(m.wreck)]:
+                self.forsake(name, "the others have concluded its segment without it")
         for old in [i for i in self._planned if i < self._frontier]:
             for name in list(self._planned[old]):
                 self._position.release([self._planned[old].pop(name).lease])
@@ -273,9 +300,13 @@ class Plans(Planner):
     def _may_plan(self, member: Member, index: int) -> bool:
         if member.sailing and index in self._planned:
             return False
-        if not member.sailing and self.under_way:
+        if not member.sailing and (self.under_way or self._being_concluded(index)):
             return False
         return self._enough()
+
+    def _being_concluded(self, index: int) -> bool:
+        """Whether somebody has offered to a round at the end of a segment; nobody may do so twice."""
+        return any(self._course.emission(due) == index for due, _ in self._position.claims)
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
@@ -288,101 +319,18 @@ class Plans(Planner):
         for member in crew:
             if member.segment is None:
                 member.segment, member.first = index - 1, index
-            plan[member.name] = self._work(member, index, start, until - start)
+        wrecked = [m for m in self._members.values() if m.wreck is not None] if self._rules.points else []
+        for member in sorted([*crew, *wrecked], key=lambda member: member.name):
+            if member.wreck is None or (member.wreck.member.segment or 0) < index:
+                plan[member.name] = self._work(member, index, start, until - start)
         self._journal.event("round_opened", segment=index, step=start, until=until, islands=sorted(plan))
         self.pulse()
 
 
 def _comes_to(member: Member, index: int) -> bool:
     """Whether an island is under way to the end of a segment, or at it."""
+    if member.wreck is not None and member.awaited:
+        member = member.wreck.member
+        return (member.segment or 0) <= index and member.first <= index
     gone = bool(member.leaving) and member.state is State.READY and not member.leases
     return member.sailing and not gone and (member.segment or 0) <= index and member.first <= index
-
-
-class FreePlans(Planner):
-    """Segments of a run in which every contribution is a round of its own."""
-
-    def __init__(self, rules: Rules, position: Position, members: dict[str, Member], journal: Journal) -> None:
-        super().__init__(rules, position, members, journal)
-        self._resumed = position.round
-        self._numbers = dict.fromkeys(range(rules.schedule.main), position.round)
-        # Islands that train for a round which has no number yet.
-        self._under_way: set[str] = set()
-        self._segments = 0
-
-    def over(self, member: Member) -> bool:
-        """See `Planner.over`."""
-        return self.complete
-
-    def take(self, member: Member, halt: Halt) -> Assignment | None:
-        """See `Planner.take`."""
-        self._under_way.discard(member.name)
-        rules, position = self._rules, self._position
-        if halt.everything or halt.rounds or not self._enough():
-            return None
-        if self._numbers[rules.last_fragment] + len(self._under_way) >= rules.schedule.rounds:
-            return None
-        self._segments += 1
-        member.segment = self._segments
-        self._under_way.add(member.name)
-        start = self._step(position.round)
-        work = self._work(member, self._segments, start, self._steps(member.name))
-        self._journal.event(
-            "round_opened", segment=self._segments, step=start, until=start + work.steps, islands=[member.name]
-        )
-        due = tuple(Due(fragment, 0) for fragment in range(rules.schedule.main))
-        return Assignment(work, Boundary(start + work.steps, (Stage(due, due),)))
-
-    def unplan(self, name: str) -> None:
-        """Takes back what was planned for an island that is to leave, and that it has not begun."""
-        return
-
-    def numbered(self, due: Due, name: str) -> Due:
-        """A round of its own."""
-        self._numbers[due.fragment] += 1
-        if due.fragment == self._rules.last_fragment:
-            # From here on it is a round, which ends whatever becomes of the island.
-            self._under_way.discard(name)
-        return Due(due.fragment, self._numbers[due.fragment])
-
-    def expected(self, due: Due) -> set[str]:
-        """See `Planner.expected`: nobody but the one who has offered."""
-        return set()
-
-    def passed(self, due: Due) -> bool:
-        """See `Planner.passed`."""
-        return due.round <= self._resumed
-
-    def place(self, due: Due) -> tuple[int, bool]:
-        """See `Planner.place`."""
-        return due.round, due.fragment < self._rules.schedule.main
-
-    def beyond(self, due: Due) -> set[str]:
-        """See `Planner.beyond`: they hand over where they stand."""
-        return set()
-
-    def concluded(self, due: Due) -> bool:
-        """See `Planner.concluded`."""
-        ended = due.fragment == self._rules.last_fragment and due.round > self._position.round
-        if ended:
-            self._position.round, self._position.step = due.round, self._step(due.round)
-        if self.complete or self._rules.durable(due.round) or due.round % len(self._rules.islands) == 0:
-            # Others would find nothing changed: what one has contributed, another must not train again.
-            self.pulse()
-        return ended
-
-    def withdraw(self, name: str) -> None:
-        """See `Planner.withdraw`."""
-        self._under_way.discard(name)
-        self.pulse()
-
-    def _step(self, round_: int) -> int:
-        """How far the run has come after so many contributions, in steps of every island."""
-        return round_ * self._rules.schedule.H // len(self._rules.initial)
-
-    def _steps(self, name: str) -> int:
-        """`⌊H · v / max v⌋`, at least one; H where speeds do not count or are not known."""
-        H = self._rules.schedule.H
-        if not self._rules.by_speed or name not in self._speeds:
-            return H
-        return max(1, int(H * self._speeds[name] / max(self._speeds.values())))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.timing import Timing
 
 
 class IslandLost(Exception):
@@ -43,6 +44,14 @@ class TooFew(Exception):
     """There are not enough contributions for the merge rule; the round is void.  The text says how many it needs."""
 
 
+class Base(NamedTuple):
+    """Where an island stands with a fragment: the version of its base, steps and tokens since it was adopted."""
+
+    version: int
+    steps: int = 0
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Blocks handed to an island: ranges of virtual block indices of one source's ledger."""
@@ -57,7 +66,8 @@ class Work:
     """One segment of inner training: `steps` optimiser steps from the run's global step `start_step`.
 
     `seconds` above 0 ends it earlier, after that time and at least one step.  `emits` says what is emitted behind it,
-    fragment, base version and round: over a long way it pays to ask for that in time.
+    fragment, base version and round: over a long way it pays to ask for that in time.  With `bases`, by fragment, the
+    island keeps progress points, which belong to this work from there; `done` steps were taken up from such a point.
     """
 
     segment: int
@@ -66,18 +76,32 @@ class Work:
     lease: Lease
     seconds: float = 0.0
     emits: tuple[tuple[int, int, int], ...] = ()
+    bases: Mapping[int, Base] | None = None
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a `Work`.  `loss` is in nats per token, mean over the segment; `seconds` is pure training time;
-    `adopt_s` went by before it, where the island had still to adopt what it was given last."""
+    """What came of a `Work`, steps that were taken up included.
+
+    `loss` is in nats per token, mean over the segment; `seconds` is pure training time; `adopt_s` went by before it,
+    where the island had still to adopt what it was given last.  `trouble` is what a person should know of it.
+    """
 
     steps: int
     tokens: int
     loss: float
     seconds: float
     adopt_s: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How many steps of a `Work` an island has taken up; if none, why not (empty: there is no point at all)."""
+
+    steps: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +244,6 @@ class Outcome:
     merged: frozenset[str] = frozenset()
 
 
-class Base(NamedTuple):
-    """Where an island stands with a fragment: the version of its base, steps and tokens since it was adopted."""
-
-    version: int
-    steps: int = 0
-    tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything but tensors that a commit makes durable; `sent` are contributions with their factors, by fragment,
@@ -263,6 +279,12 @@ class Island(Protocol):
 
     async def train(self, work: Work) -> Report:
         """Trains; returns after the last step."""
+
+    async def recover(self, work: Work, anchored: bool) -> Recovery:
+        """Takes up the newest progress point of a work, with parameters, bases and inner state, if one is beyond
+        `work.done`.  `anchored`: only if it began from the very bases that the island has now, which versions do not
+        say of a run that was continued.
+        """
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes `B − θ` of a fragment."""
@@ -368,33 +390,3 @@ class Journal(Protocol):
 
     async def trace(self, due: Due | None, prepared: Prepared | None, offers: Sequence[tuple[Offer, float]]) -> None:
         """Keeps decoded contributions and anchor, if asked for (None: the founding anchor)."""
-
-
-@dataclass
-class Timing:
-    """Seconds and amounts of one island in one round."""
-
-    steps: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-    norm: float = 0.0
-    train_s: float = 0.0
-    send_s: float = 0.0
-    wait_s: float = 0.0
-    adopt_s: float = 0.0
-    wall_s: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    def trained(self, report: Report) -> None:
-        """Notes what a segment of training came to."""
-        self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds
-        self.adopt_s += report.adopt_s
-
-    def followed_by(self, later: Timing) -> Timing:
-        """Both together; the norm is the later one's."""
-        tokens = self.tokens + later.tokens
-        loss = (self.loss * self.tokens + later.loss * later.tokens) / tokens if tokens else later.loss
-        numbers = ("steps", "tokens", "train_s", "send_s", "wait_s", "adopt_s", "wall_s", "bytes_up", "bytes_down")
-        summed = {name: getattr(self, name) + getattr(later, name) for name in numbers}
-        return Timing(**summed, loss=loss, norm=later.norm or self.norm)

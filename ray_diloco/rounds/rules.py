@@ -67,6 +67,8 @@ class Rules:
       min_islands: below this many living islands no new segment begins.
       checkpoint_every / evaluate_every: rounds between them (evaluate: 0 never).
       inner_every: rounds between commits that hold inner states.
+      points: islands keep progress points within a segment; `point_wait_s`: seconds that rounds wait for the successor
+        of one that was lost there.
       crowded: so much is kept until the next durable commit that one is wanted now.
       max_lag: rounds that the newest durable commit may be behind before the run waits for it; 0: any number.
       retry_s: seconds between two attempts at a commit for which the run waits.
@@ -102,6 +104,8 @@ class Rules:
     away_s: float = 60.0
     guard: Guard = field(default_factory=Guard)
     inner_every: int = 1
+    points: bool = False
+    point_wait_s: float = 0.0
     max_lag: int = 0
     crowded: Callable[[], bool] = lambda: False
     retry_s: float = 10.0

@@ -21,9 +21,11 @@ from ray_diloco.rounds.evaluation import Evaluation
 from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.membership import Membership
 from ray_diloco.rounds.plans import Assignment, Planner
-from ray_diloco.rounds.ports import Anchor, Island, IslandLost, Journal, Offer, Outcome, Report, Timing, Work
+from ray_diloco.rounds.ports import Anchor, Island, IslandLost, Journal, Offer, Outcome, Report, Work
 from ray_diloco.rounds.position import Claim, Position
 from ray_diloco.rounds.rules import Rules
+from ray_diloco.rounds.salvage import Salvage
+from ray_diloco.rounds.timing import Timing
 from ray_diloco.rounds.vetting import STALE, Vetting
 
 
@@ -48,6 +50,7 @@ class Waters:
     rounds: Conclusions
     vetting: Vetting
     membership: Membership
+    salvage: Salvage
     evaluations: dict[int, Evaluation]
     resumed: int
     resumed_versions: dict[int, int]
@@ -64,6 +67,8 @@ class Voyage:
         self._plans, self._commits, self._rounds = waters.plans, waters.commits, waters.rounds
         # Where it stands: the boundary that it has passed.
         self._left: Boundary | None = None
+        # The rest of a segment in which the incarnation before was lost.
+        self._rest: Assignment | None = None
 
     async def join(self) -> None:
         """Gives a new island the committed anchor; the first one of a run without a commit founds it."""
@@ -75,7 +80,8 @@ class Voyage:
                 await waters.journal.trace(None, None, ())
                 self._position.founded = True
         async with waters.membership.door():
-            if not await self._take_up():
+            self._rest = await waters.salvage.take_up(self._member, self._island)
+            if self._rest is None and not await self._take_up():
                 await self._enter()
         waters.membership.joined(self._member, self._island.region)
         if waters.owes_evaluation and self._position.round == waters.resumed:
@@ -106,15 +112,16 @@ class Voyage:
         while (assignment := await self._assignment()) is not None:
             started, timing = now(), Timing()
             work, boundary, skipped = assignment
-            self._member.leases.append(work.lease)
+            if work.lease not in self._member.leases:
+                self._member.leases.append(work.lease)
             if skipped:
                 self._rounds.reconsider()
             if self._member.joined_late(self._position.versions):
                 timing.adopt_s += await self._enter()
             await self._catch_up([due for one in skipped for due in one.adopts], timing)
             self._member.to(State.TRAINING)
-            self._member.settled = True
-            report = await self._island.train(self._announced(work, boundary))
+            work = await self._begun(self._announced(work, boundary), boundary)
+            report = await self._island.train(work)
             self._trained(work, report)
             timing.trained(report)
             adopted: list[tuple[Due, Outcome]] = []
@@ -149,7 +156,17 @@ class Voyage:
         """The work, with what is emitted right behind it."""
         first = boundary.stages[0].emits if boundary.stages else ()
         versions = self._member.versions
-        return replace(work, emits=tuple((due.fragment, versions[due.fragment], due.round) for due in first))
+        emits = tuple((due.fragment, versions[due.fragment], due.round) for due in first)
+        return replace(work, emits=emits, bases=self._member.bases if self._rules.points else None)
+
+    async def _begun(self, work: Work, boundary: Boundary) -> Work:
+        """The work, less what was done of it before the run was interrupted; notes where the island stands."""
+        waters, first = self._waters, not self._member.settled
+        self._member.settled = True
+        if first and self._rules.points and waters.resumed and self._position.versions == waters.resumed_versions:
+            work = await waters.salvage.resumed(self._member, self._island, work)
+        waters.salvage.begins(self._member, Assignment(work, boundary))
+        return work
 
     async def _see_the_end(self) -> None:
         """Waits for the last round, and takes part in the last evaluation."""
@@ -171,6 +188,8 @@ class Voyage:
 
     def _trained(self, work: Work, report: Report) -> None:
         """Books a segment; blocks that time did not suffice for go back."""
+        if report.trouble:
+            self._waters.journal.event("warning", text=f"island {self._member.name}: {report.trouble}")
         blocks = report.steps * self._rules.islands[self._member.name].blocks_per_step
         if work.seconds and blocks < total(work.lease.blocks):
             ledger = self._position.ledgers[work.lease.source]
@@ -195,6 +214,9 @@ class Voyage:
             self._plans.launched(self._member.name)
         while True:
             await self._settle_up()
+            if self._rest is not None and not self._member.leaving:
+                rest, self._rest = self._rest, None
+                return rest
             if self._plans.over(self._member) or self._member.leaving:
                 return None
             assignment = self._plans.take(self._member, self._waters.durability.halts)
@@ -258,6 +280,8 @@ class Voyage:
     async def _take(self, due: Due, timing: Timing) -> Outcome:
         """Waits for a round and adopts what came of it; who came too late for it adopts what is newest."""
         self._member.to(State.WAITING)
+        # Whoever is lost from here on has adopted a part of what is due.
+        self._member.begun = None
         started = now()
         outcome = await asyncio.shield(self._rounds.find(due).outcome)
         timing.wait_s += now() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ray_diloco.rounds.ports import Timing
+from ray_diloco.rounds.timing import Timing
 
 
 @dataclass

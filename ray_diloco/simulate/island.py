@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from ray_diloco.rounds.faults import (
     NAN_DELTA,
     STALE_EPOCH,
 )
-from ray_diloco.rounds.ports import Base, BlockLoss, Emission, IslandLost, Piece, Report, Update, Work
+from ray_diloco.rounds.ports import Base, BlockLoss, Emission, IslandLost, Piece, Recovery, Report, Update, Work
 from ray_diloco.simulate.links import DOWN, UP, Link
 from ray_diloco.simulate.payload import Contribution, Published
+from ray_diloco.simulate.points import Point, fits, reached
 from ray_diloco.simulate.problem import first, held_out, start, trained
 from ray_diloco.simulate.setup import WIDTH
 from ray_diloco.simulate.trouble import Trouble
@@ -78,12 +80,20 @@ class SimIsland:
         steps = work.steps
         if work.seconds:
             steps = max(1, min(steps, int(work.seconds / pace)))
+        begun = Point(
+            work, self._world.life, 0, self._theta.copy(), self._base.copy(), self._emitted.copy(),
+            tuple(self._blocks), self._steps, self._tokens,
+        )  # fmt: skip
         began = asyncio.get_running_loop().time()
         try:
-            await self._step(steps * pace, steps // 2 * pace)
+            await self._step((steps - work.done) * pace, max(0, steps // 2 - work.done) * pace, work.done <= steps // 2)
         except IslandLost:
-            done = min(steps, int((self._trouble.lost_at - began) / pace))
+            done = min(steps - work.done, int((self._trouble.lost_at - began) / pace))
             self._world.spent(done, done * self._per_step * self._setup.tokens_per_block, done * pace)
+            self._leave(begun, self._trouble.lost_at - began, pace)
+            raise
+        except asyncio.CancelledError:
+            self._leave(begun, asyncio.get_running_loop().time() - began, pace)
             raise
         blocks = work.lease.blocks if steps == work.steps else first(work.lease.blocks, steps * self._per_step)
         self._theta, loss = trained(self._theta, self.name, steps, blocks)
@@ -91,12 +101,34 @@ class SimIsland:
         self._blocks.append(blocks)
         self._steps += steps
         self._tokens += tokens
-        self._world.spent(steps, tokens, steps * pace)
+        new = steps - work.done
+        self._world.spent(new, new * self._per_step * self._setup.tokens_per_block, new * pace)
         return Report(steps, tokens, loss, steps * pace)
 
-    async def _step(self, seconds: float, half: float) -> None:
-        """Lets the time of a segment pass."""
-        if self._world.plan:
+    def _leave(self, begun: Point, seconds: float, pace: float) -> None:
+        """Leaves the newest progress point that was written in a time since the segment began."""
+        every = self._setup.config.checkpoint.progress_every
+        steps = reached(begun.work, every, seconds - self._world.conditions.write_s, pace)
+        if begun.work.bases is not None and steps > begun.work.done:
+            self._world.points[self.name] = replace(begun, steps=steps)
+
+    async def recover(self, work: Work, anchored: bool) -> Recovery:
+        """See `Island.recover`.  A point has where the segment began: what it comes to depends on nothing else."""
+        await self._trouble.called()
+        point = self._world.points.get(self.name)
+        if point is None:
+            return Recovery()
+        reason = fits(point, work, self._base if anchored else None, self._world.life)
+        if reason:
+            return Recovery(reason=reason)
+        await self._trouble.spend(self._world.conditions.write_s)
+        self._theta, self._base, self._emitted = point.theta.copy(), point.base.copy(), point.emitted.copy()
+        self._blocks, self._steps, self._tokens = list(point.blocks), point.trained_steps, point.trained_tokens
+        return Recovery(point.steps)
+
+    async def _step(self, seconds: float, half: float, passes: bool) -> None:
+        """Lets the time of a segment pass, or of what is left of it."""
+        if self._world.plan and passes:
             await self._trouble.spend(half)
             await self._trouble.pass_(self._round, MID_INNER)
             seconds -= half

@@ -141,7 +141,8 @@ def world_of(seed: int) -> tuple[str, World]:
     )
     faults = tuple(fault_of(luck, setup) for _ in range(luck.choice((0, 1, 1, 1, 2, 2, 4))))
     stops = [luck.uniform(0.0, 20.0) for _ in range(luck.choice((0, 0, 0, 0, 0, 0, 1, 3)))]
-    return variant, World(setup, conditions, FaultPlan(faults), stops)
+    points = {"progress_every": luck.choice((0, 1, 2)), "progress_wait_s": luck.choice((0.0, 3.0, 60.0))}
+    return variant, World(changed(setup, checkpoint=points), conditions, FaultPlan(faults), stops)
 
 
 def fault_of(luck: random.Random, setup: Setup) -> Fault:

@@ -17,9 +17,10 @@ from ray_diloco.errors import DilocoError, SyncError
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.faults import DRIVER, SHARD, FaultPlan
 from ray_diloco.rounds.loop import Run
-from ray_diloco.rounds.ports import BlockLoss, Island, IslandLost, Offer, Prepared, Snapshot, Step, Timing
+from ray_diloco.rounds.ports import BlockLoss, Island, IslandLost, Offer, Prepared, Snapshot, Step
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
+from ray_diloco.rounds.timing import Timing
 from ray_diloco.simulate.anchor import Kept, ShardLostError, SimAnchor, Table
 from ray_diloco.simulate.audit import Auditor
 from ray_diloco.simulate.clock import Stuck, run_virtual
@@ -28,6 +29,7 @@ from ray_diloco.simulate.figures import Figures
 from ray_diloco.simulate.island import SimIsland
 from ray_diloco.simulate.links import Hub
 from ray_diloco.simulate.payload import Published
+from ray_diloco.simulate.points import Point
 from ray_diloco.simulate.setup import Setup
 from ray_diloco.simulate.store import SimStore
 
@@ -89,6 +91,8 @@ class World:
         self.figures = Figures()
         self.auditor = Auditor(self.setup) if self.audited else None
         self.store = SimStore(self)
+        # By island, the newest progress point.
+        self.points: dict[str, Point] = {}
         self.shards = tuple(f"{SHARD}:{k}" for k in range(max(1, self.setup.config.anchor.shards)))
         self.life = 0
         self.dead = False

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError
 
 from ray_diloco.cluster.ahead import Ahead, brought, handed_over
 from ray_diloco.cluster.island import FleetSettings, RayIsland
-from ray_diloco.cluster.rank import EmitStats
+from ray_diloco.cluster.said import EmitStats
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.rounds.ports import IslandLost, Lease, Piece, Report, Update, Work

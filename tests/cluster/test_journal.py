@@ -10,7 +10,8 @@ from ray_diloco.cluster.books import open_books
 from ray_diloco.cluster.journal import JournalSettings, RunJournal
 from ray_diloco.config.compose import compose
 from ray_diloco.outer.schedule import Due
-from ray_diloco.rounds.ports import SHARED, Emission, Offer, Piece, Prepared, Timing, Update
+from ray_diloco.rounds.ports import SHARED, Emission, Offer, Piece, Prepared, Update
+from ray_diloco.rounds.timing import Timing
 
 CONFIG = compose(["run.name=journal", "run.rounds=5"]).config
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import pytest
 from ray.exceptions import ActorDiedError
 
-from ray_diloco.cluster.rank import Progress
+from ray_diloco.cluster.said import Progress
 from ray_diloco.cluster.watch import BEAT_S, DIAGNOSIS_S, Watch
 from ray_diloco.rounds.ports import IslandLost
 from ray_diloco.simulate.clock import run_virtual

@@ -25,6 +25,7 @@ from ray_diloco.rounds.ports import (
     IslandLost,
     Piece,
     Prepared,
+    Recovery,
     Report,
     Update,
 )
@@ -75,6 +76,8 @@ class World:
     losses: dict = field(default_factory=dict)
     reset: list = field(default_factory=list)
     changes: dict = field(default_factory=dict)
+    every: int = 1
+    points: dict = field(default_factory=dict)
     before: Callable[[Run], None] = lambda run: None
     # Filled while running.
     anchor: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
@@ -232,14 +235,33 @@ class SimIsland:
     async def train(self, work):
         step_s = self.world.speed.get(self.name, 1.0)
         virtual = [v for r in work.lease.blocks for v in range(r.start, r.stop)]
-        for s in range(work.steps):
+        for s in range(work.done, work.steps):
+            if work.bases is not None and s and s % self.world.every == 0:
+                self.world.points[self.name] = (work, s, self.theta.copy(), self.base.copy())
             await asyncio.sleep(step_s)
             self.world.fault(self.name, self.incarnation, "train", work.segment)
+            self.world.fault(self.name, self.incarnation, f"step {s}", work.segment)
             for v in virtual[2 * s : 2 * s + 2]:
                 self.theta = self.theta - LR * gradient(self.theta, self.name, v) / 2
         self.world.trained.append((self.name, self.incarnation, work))
         loss = self.world.losses.get((self.name, self.incarnation, work.segment), float(np.sum(self.theta**2)))
         return Report(work.steps, 10 * len(virtual), loss, work.steps * step_s)
+
+    async def recover(self, work, anchored):
+        self.world.fault(self.name, self.incarnation, "recover", work.segment)
+        if self.name not in self.world.points:
+            return Recovery()
+        await asyncio.sleep(0.1)
+        mine, steps, theta, base = self.world.points[self.name]
+        same = ("start_step", "steps", "bases")
+        if any(getattr(mine, name) != getattr(work, name) for name in same) or mine.lease.blocks != work.lease.blocks:
+            return Recovery(reason="other work")
+        if anchored and not np.array_equal(base, self.base):
+            return Recovery(reason="another anchor")
+        if steps <= work.done:
+            return Recovery(reason="no further")
+        self.theta, self.base = theta.copy(), base.copy()
+        return Recovery(steps)
 
     async def emit(self, fragment, base_version, round_):
         self.world.fault(self.name, self.incarnation, "emit", round_)

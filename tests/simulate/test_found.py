@@ -5,7 +5,8 @@ from typing import Any
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
-from ray_diloco.rounds.plans import FreePlans, Halt, Plans
+from ray_diloco.rounds.own_pace import FreePlans
+from ray_diloco.rounds.plans import Halt, Plans
 from ray_diloco.rounds.position import Position
 from ray_diloco.simulate.schedules import setup_of
 
