@@ -150,7 +150,7 @@ class RankPoints:
             return False
         fitted, _ = self._exchanges.load_state(mine, parameters=True)
         if not fitted:
-            raise InnerError(730, f"point {name} does not fit what this rank exchanges", "none: its island begins anew")
+            raise ValueError(f"point {name} does not fit, though it seemed to")
         self._names.append(name)
         self._losses = list(torch.from_numpy(losses.copy()).to(self._inner.device))
         self._seconds, self._skipped = float(seconds), int(skipped)

@@ -21,6 +21,7 @@ PLAN = [
 
 def test_a_run_survives_a_plan_of_everything(place):
     settings = {"run.rounds": ROUNDS, "islands.min": 2, "faults.plan": PLAN, "faults.allowed": True}
+    settings["checkpoint.progress_every"] = 1
     run = place.train("planned", settings)
     folder = run.folder
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
@@ -33,6 +34,13 @@ def test_a_run_survives_a_plan_of_everything(place):
     assert "incarnation 1 offered as one of 0" in refused["i1", 5]
     (lost,) = [e for e in events(folder, "island_lost") if e["how"] == "died"]
     assert lost["island"] == "i0" and "rank 0 of i0 died" in lost["reason"]
+    taken = [e for e in events(folder, "progress_taken_up") if e["incarnation"]]
+    assert [(e["island"], e["steps"]) for e in taken] == [("i0", 4)] and taken[0]["done"] in (1, 2), (
+        "the newest whole one"
+    )
+    merged = {e["round"]: e["islands"] for e in events(folder, "round_committed")}
+    assert merged[8] == ["i0", "i1"], "the round has waited for it"
+    assert not (folder / "points").exists()
     assert [e["round"] for e in events(folder, "checkpoint_failed")] == [4]
     assert [e["how"] for e in events(folder, "anchor_shard_lost")] == ["died"]
     assert len(events(folder, "anchor_shard_replaced")) == 1

@@ -32,7 +32,7 @@ def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(pla
         actor_processes("Driver")[0].kill()
 
     with when(folder, seen("round_committed", 4), kill_twice):
-        run = place.train("headless", {"run.rounds": ROUNDS})
+        run = place.train("headless", {"run.rounds": ROUNDS, "checkpoint.progress_every": 1})
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
     assert ranks[0] == ranks[1] and len(ranks[0]) == 2, "the same processes"
     assert len(events(folder, "run_resumed")) == 2 and not events(folder, "island_lost")

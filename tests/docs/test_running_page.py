@@ -102,7 +102,7 @@ def test_the_page_names_the_files_of_a_run_directory():
     said = {names(cell)[0].split("/")[0] for cell, _ in table}
     directory = RunDirectory(Path("runs"), "any")
     kept = ("config", "events", "metrics", "checkpoints", "summary", "report", "export", "address", "lock_file")
-    assert said == {getattr(directory, name).name for name in kept} | {"trace", "wandb"}
+    assert said == {getattr(directory, name).name for name in kept} | {"trace", "wandb", "points"}
 
 
 def test_a_trace_replays_by_the_lines_of_the_page(cluster, workshop, capsys):
