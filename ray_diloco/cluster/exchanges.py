@@ -106,15 +106,15 @@ class Exchanges:
             self._follow(k, ranges)
         self._adopted()
 
-    def join(self, fragments: Sequence[int], payloads: Sequence[Bytes]) -> None:
-        """Begins at anchors, whatever the rules: at the slowest channel, then at what faster ones have moved since."""
+    def join(self, fragments: Sequence[int], payloads: Sequence[Bytes], rule: Adopt = OVERWRITE) -> None:
+        """Begins at anchors by one rule: at the slowest channel, then at what faster ones have moved since."""
         self.give_back()
         arrays = _by_fragment(payloads)
         order = [0, *range(len(self._channels) - 1, 0, -1)]
         for fragment in sorted(fragments, key=lambda f: order.index(self._fragments[f][0])):
             k, ranges = self._fragments[fragment]
             self._exchanges[k].give_up(ranges)
-            self._exchanges[k].adopt(arrays[fragment], ranges, OVERWRITE)
+            self._exchanges[k].adopt(arrays[fragment], ranges, rule)
         self._adopted()
 
     def borrow(self, payloads: Sequence[Bytes]) -> None:

@@ -31,6 +31,7 @@ from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
+from ray_diloco.outer.exchange import KEEP, OVERWRITE
 from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.faults import (
     AFTER_COMMIT,
@@ -264,13 +265,13 @@ class Rank:
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
         self._exchanges.adopt(fragments, merged, arrays)
 
-    def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
-        """Sets θ and B of all fragments, whatever the rule of adoption; collective over the island."""
+    def join(self, fragments: Sequence[int], keep: bool, *payloads: np.ndarray) -> None:
+        """Sets θ (or, with `keep`, not) and B of fragments, whatever the rule of adoption; collective."""
         self._calls += 1
         self._misfortune.called()
         arrays: Sequence[np.ndarray] = brought(payloads)
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
-        self._exchanges.join(fragments, arrays)
+        self._exchanges.join(fragments, arrays, KEEP if keep else OVERWRITE)
 
     @ray.method(concurrency_group="fetching")
     def fetch(self, *payloads: np.ndarray) -> None:

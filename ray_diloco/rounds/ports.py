@@ -296,8 +296,8 @@ class Island(Protocol):
         left out of it is only forgotten then.
         """
 
-    async def join(self, updates: Sequence[Update]) -> None:
-        """Sets θ and B to anchors, whatever the rule of adoption: for an island that was not under way."""
+    async def join(self, updates: Sequence[Update], keep: bool = False) -> None:
+        """Sets θ (or, with `keep`, not) and B to anchors, whatever the rule: for an island that was not under way."""
 
     async def found(self) -> Sequence[Piece]:
         """The parameters as initialised, to become version 0 of a run that has no commit."""

@@ -104,6 +104,12 @@ class Voyage:
             updates = await self._anchor.current(self._member.name)
             self._member.inherited = {update.fragment: update for update in updates if update.fragment in behind}
         self._member.take_up(self._island.restored)
+        if behind and self._rules.free and self._rules.reanchors:
+            # No keeper has the anchors any more that these bases are copies of; from the present ones it comes to the
+            # same.
+            updates = [u for u in await self._anchor.current(self._member.name) if u.fragment in behind]
+            await self._island.join(updates, keep=True)
+            self._member.versions |= {update.fragment: update.version for update in updates}
         self._member.joined_at = dict(committed)
         return True
 

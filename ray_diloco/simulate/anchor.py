@@ -57,7 +57,8 @@ class SimAnchor:
 
     def __init__(self, world: World, table: Table | None) -> None:
         self._world, self._setup = world, world.setup
-        self.table: Table = dict(table or {})
+        # Of earlier anchors a commit holds nothing.
+        self.table: Table = {key: replace(kept, past={}) for key, kept in (table or {}).items()}
         self.founded = table is not None
         self._spare: dict[str, tuple[Step, dict[str, Kept]]] = {}
         self._room = (torch.zeros(WIDTH).double(), torch.zeros(WIDTH).double())

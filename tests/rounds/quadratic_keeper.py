@@ -125,6 +125,8 @@ class Keeper:
             if age < 0 or (recipe.max_age is not None and age > recipe.max_age) or (draw is not None and age):
                 raise ContributionRefused(offer.island, f"measured {age} versions ago")
             late = recipe.reanchor and age > 0
+            if late and offer.base_version not in kept.past:
+                raise ContributionRefused(offer.island, "its base is not kept any more")
             bases.append(kept.past[offer.base_version][at] if late else None)
         values = [offer.emission.pieces[0].handle for offer, _ in movement.contributions]
         factors = [factor for _, factor in movement.contributions]

@@ -225,6 +225,7 @@ class World:
             "remembers": config.stale.own_fresh,
             "max_age": config.stale.max_age,
             "free": is_free(config),
+            "reanchors": config.stale.reanchor,
             "by_speed": config.inner.work == "by_speed",
             "round_s": config.inner.round_seconds,
             "exact": is_exact(config),
@@ -250,6 +251,9 @@ class World:
                 json.loads(json.dumps(snapshot.counters)),
             )
             self.keeper.kept, self.keeper.founded = copy.deepcopy(self.saved[-1].kept), True
+            for kept in self.keeper.kept.values():
+                # A commit holds the present anchors alone.
+                kept.past.clear()
 
         async def main():
             run = Run(self.rules(), self.position, self, self.keeper, self, self, self.owes_evaluation)

@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from direct_loops import NAMES, PLAIN, TENSORS, THREE, locals_of, nesterov, ran, same, unit
-from quadratics import DIM, START
+from quadratics import DIM, START, World
 
 
 def at_own_pace(world, H, server, sent=None, adopt=None, islands=None, steps=None):
@@ -100,6 +100,28 @@ def test_easgd_pulls_island_and_centre_together_by_the_same():
     world = ran("easgd", *THREE, *PLAIN, "inner.H=4", "run.rounds=5", speed=SPEEDS)
     islands, centre = locals_of(world, kind="sgd"), START.copy()
     theta = {n: START.copy() for n in NAMES}
+    for (name,) in world.merged():
+        x = islands[name].steps(theta[name], 4)
+        theta[name], centre = x - 0.1 * (x - centre), centre + 0.1 * (x - centre)
+    same(world.model, centre)
+
+
+@pytest.mark.parametrize("stop_at", [9.0, 13.0])
+def test_easgd_goes_on_after_a_stop_with_what_every_island_had_trained(stop_at):
+    settings = ("algorithm=easgd", *THREE, *PLAIN, "inner.H=4", "run.rounds=8")
+    stopped = World(*settings, speed=SPEEDS, stop_at=stop_at)
+    assert stopped.run() == "stopped"
+    inner = {name: state for name, (state,) in stopped.saved[-1].inner.items()}
+    committed = stopped.saved[-1].snapshot.versions[0]
+    assert any(state["versions"][0].version < committed for state in inner.values()), (
+        "somebody stands at an older anchor"
+    )
+    world = stopped.resumed(*settings)
+    assert world.run() == "finished"
+    assert not world.kinds("contribution_rejected")
+    # Again: pulled by where they stood, and not by the anchor in their place.
+    islands, centre = locals_of(world, kind="sgd"), stopped.keeper.kept[0, ""].anchor.numpy().copy()
+    theta = {name: state["theta"].numpy() for name, state in inner.items()}
     for (name,) in world.merged():
         x = islands[name].steps(theta[name], 4)
         theta[name], centre = x - 0.1 * (x - centre), centre + 0.1 * (x - centre)
