@@ -91,8 +91,11 @@ class Run:
                     task.result()
         finally:
             await self._rounds.end({*self._slots.values(), halted, *watches})
-            for name in self.members:
+            for name, member in self.members.items():
                 self._plans.forsake(name, "")
+                if member.state is State.JOINING:
+                    # It was about to go on with a segment.
+                    self.position.release(member.leases)
         return "finished" if self._plans.complete else "stopped"
 
     def stop(self) -> None:

@@ -220,7 +220,7 @@ class Voyage:
             self._plans.launched(self._member.name)
         while True:
             await self._settle_up()
-            if self._rest is not None and not self._member.leaving:
+            if self._rest is not None and not self._member.leaving and not self._plans.complete:
                 rest, self._rest = self._rest, None
                 return rest
             if self._plans.over(self._member) or self._member.leaving:
