@@ -218,6 +218,7 @@ class CheckpointStore:
         kind: str = "anchor",
         *,
         island: str | None = None,
+        file: str | None = None,
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Tensors of one kind, over all files; each file is compared with its digest before the first tensor of it.
 
@@ -226,6 +227,7 @@ class CheckpointStore:
           names: stored names, in the order wanted; default: all, file by file.
           kind: anchor | outer | inner.
           island: whose, for inner state.
+          file: of this one alone, if the commit has it.
 
         Yields:
           Name and read-only array; local files are mapped and read as the array is touched.
@@ -236,12 +238,13 @@ class CheckpointStore:
         """
         with storage_errors(f"read the {kind} of round {manifest.round}", self.url):
             folder = whole_folder(manifest.round)
-            opened = [TensorFile(self._files, folder, manifest, e) for e in manifest.files_of(kind, island)]
+            entries = [e for e in manifest.files_of(kind, island) if file in (None, e.name)]
+            opened = [TensorFile(self._files, folder, manifest, e) for e in entries]
             where: dict[str, TensorFile] = {}
-            for file in opened:
-                for name in file.tensors:
+            for opened_file in opened:
+                for name in opened_file.tensors:
                     # Ranks of an island cut its state into pieces, but each has the step count.
-                    if where.setdefault(name, file) is not file and kind != "inner":
+                    if where.setdefault(name, opened_file) is not opened_file and kind != "inner":
                         raise absent(manifest, kind, f"tensor {name!r} is in two files")
             for name in where if names is None else names:
                 if name not in where:

@@ -315,9 +315,14 @@ class Rank:
         Returns:
           Whether what the exchange remembers fitted, and the bases by fragment if they were restored.  Collective.
         """
+        from ray_diloco.checkpoint.names import inner_filename
+
         self._calls += 1
-        pieces = dict(storage.open().load(manifest, kind="inner", island=self._job.settings.island))
-        mine, inner = self._exchanges.split(pieces)
+        store, island = storage.open(), self._job.settings.island
+        # What exchanges remember is each rank's own; the optimiser's state may have been cut in another way.
+        own = dict(store.load(manifest, kind="inner", island=island, file=inner_filename(island, self._rank)))
+        mine, _ = self._exchanges.split(own)
+        _, inner = self._exchanges.split(dict(store.load(manifest, kind="inner", island=island)))
         self._inner.load_inner_state(inner)
         return self._exchanges.load_state(mine, parameters)
 

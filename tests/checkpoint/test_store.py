@@ -104,6 +104,9 @@ def test_inner_state_of_an_island_comes_from_the_files_of_all_its_ranks(url):
     loaded = {name: array.tolist() for name, array in store.load(manifest, kind="inner", island="a/b")}
     assert loaded == {"step": 7, "exp_avg@0": [0, 0], "exp_avg@1": [1, 1], "exp_avg@2": [2, 2]}
     assert list(store.load(manifest, kind="inner", island="absent")) == []
+    own = dict(store.load(manifest, kind="inner", island="a/b", file=inner_filename("a/b", 1)))
+    assert own.keys() == {"step", "exp_avg@1"}
+    assert list(store.load(manifest, kind="inner", island="a/b", file=inner_filename("a/b", 3))) == []
 
 
 def test_a_file_without_tensors_is_a_file(url):
