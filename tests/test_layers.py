@@ -124,6 +124,11 @@ def test_importing_the_package_costs_neither_torch_nor_ray() -> None:
     assert {"torch", "ray", "numpy", "deepspeed", "transformers"}.isdisjoint(loaded)
 
 
+def test_a_driver_starts_without_torch() -> None:
+    loaded = run_python("import sys, ray_diloco.cluster.driver; print(*sys.modules)").split()
+    assert {"torch", "deepspeed", "transformers"}.isdisjoint(loaded)
+
+
 def test_errors_that_processes_send_one_another_cost_no_torch() -> None:
     # An actor's error is loaded where its answer is received; whatever its module imports holds up all answers there.
     for layer in ("data", "inner", "outer"):

@@ -31,7 +31,6 @@ from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
-from ray_diloco.outer.exchange import KEEP, OVERWRITE
 from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.faults import (
     AFTER_COMMIT,
@@ -271,7 +270,7 @@ class Rank:
         self._misfortune.called()
         arrays: Sequence[np.ndarray] = brought(payloads)
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
-        self._exchanges.join(fragments, arrays, KEEP if keep else OVERWRITE)
+        self._exchanges.join(fragments, arrays, keep)
 
     @ray.method(concurrency_group="fetching")
     def fetch(self, *payloads: np.ndarray) -> None:
