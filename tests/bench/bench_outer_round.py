@@ -1,8 +1,9 @@
 """One outer round among islands on this machine: pseudo-gradient → merge → Nesterov → parameters back everywhere.
 
 Ours is the product's own path (rank actors, anchor shards, object store) without inner training; the peer is the same
-in torch: gloo all-reduce of `B − θ` among as many processes, then torch.optim.SGD(nesterov) in each.  Both run in one
-process tree, interleaved, one thread per process; medians of `--rounds`.
+in torch: gloo all-reduce of `B − θ` among as many processes, then torch.optim.SGD(nesterov) in each; where torchft is
+installed, its DiLoCo is the third.  All run in one process tree, interleaved, one thread per process; medians of
+`--rounds`.
 
     python tests/bench/bench_outer_round.py --parameters 100 --islands 2 4
 """
@@ -19,6 +20,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from torchft_peer import INSTALLED, TorchftPeer, lighthouse
 
 from ray_diloco.blocks import channels_of
 from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
@@ -129,6 +131,7 @@ class GlooPeer:
 
 BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups=THREADS)
 GlooActor = actor(GlooPeer, num_cpus=0)
+TorchftActor = actor(TorchftPeer, num_cpus=0)
 
 
 async def _nothing(island: str) -> None:
@@ -141,8 +144,10 @@ def private_bytes() -> int:
     return sum(p.memory_full_info().uss for p in [*shards, psutil.Process()])
 
 
-async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: list, shards: int) -> tuple[list, list]:
-    """Interleaved rounds of ours and the peer; seconds of each."""
+async def ours(
+    layout: Layout, islands: int, codec: str, rounds: int, others: list[list], shards: int
+) -> list[list[float]]:
+    """Interleaved rounds of ours and the peers; seconds of each."""
     names = [f"i{k}" for k in range(islands)]
     choices = [f"islands.count={islands}", f"codec.up.kind={codec}", f"codec.down.kind={codec}", "run.rounds=100"]
     channels = channels_of(compose(choices).config)
@@ -157,9 +162,9 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
     await anchor.found(await fleet[0].found())
     first = await anchor.current(names[0])
     await asyncio.gather(*(island.join(first) for island in fleet))
-    mine, peers = [], []
+    taken: list[list[float]] = [[] for _ in (ours, *others)]
     for k in range(rounds + 1):
-        ray.get([rank.move.remote() for rank in ranks] + [peer.move.remote() for peer in other])
+        ray.get([one.move.remote() for one in (*ranks, *(peer for peers in others for peer in peers))])
         began = time.perf_counter()
         emissions = await asyncio.gather(*(island.emit(0, k, k + 1) for island in fleet))
         offers = [
@@ -174,14 +179,14 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
         await asyncio.gather(*(island.adopt([update], {0: True}) for island in fleet))
         await asyncio.gather(*(island.settled() for island in fleet))
         await swap
-        mine.append(time.perf_counter() - began)
+        taken[0].append(time.perf_counter() - began)
         for keeper in anchor._keepers:
             # As a durable commit of each round does, the default; or the store holds all contributions ever made.
             keeper._told.clear()
-        if other:
+        for seconds, peers in zip(taken[1:], others, strict=True):
             began = time.perf_counter()
-            values = ray.get([peer.round.remote() for peer in other])
-            peers.append(time.perf_counter() - began)
+            values = ray.get([peer.round.remote() for peer in peers])
+            seconds.append(time.perf_counter() - began)
             assert len(set(values)) == 1
             if codec == "fp32":
                 got = ray.get(ranks[0].move.remote()) + STEP
@@ -190,7 +195,12 @@ async def ours(layout: Layout, islands: int, codec: str, rounds: int, other: lis
     print(f"  anchor shards and driver: {private_bytes() / layout.numel:.1f} private bytes per parameter", flush=True)
     for rank in [*ranks, *anchor._actors]:
         ray.kill(rank)
-    return mine[1:], peers[1:]
+    return [seconds[1:] for seconds in taken]
+
+
+def spread(seconds: list[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f}–{max(seconds):.3f})"
 
 
 def main() -> None:
@@ -210,20 +220,24 @@ def main() -> None:
     )  # fmt: skip
     layout = model_layout(arguments.parameters)
     for islands in arguments.islands:
-        peers = [GlooActor.remote(layout.numel, k, islands) for k in range(islands)]
-        port = ray.get(peers[0].open.remote())
-        ray.get([peer.join.remote(port) for peer in peers])
-        mine, gloo = asyncio.run(
-            ours(layout, islands, arguments.codec, arguments.rounds, peers, arguments.shards or islands)
-        )
-        for peer in peers:
+        peers = {"gloo + outer step": [GlooActor.remote(layout.numel, k, islands) for k in range(islands)]}
+        gloo = peers["gloo + outer step"]
+        port = ray.get(gloo[0].open.remote())
+        ray.get([peer.join.remote(port) for peer in gloo])
+        if INSTALLED:
+            server, address = lighthouse(islands)
+            peers["torchft"] = [TorchftActor.remote(layout.numel, k, islands, STEP) for k in range(islands)]
+            ray.get([peer.join.remote(address) for peer in peers["torchft"]])
+        shards, others = arguments.shards or islands, list(peers.values())
+        mine, *theirs = asyncio.run(ours(layout, islands, arguments.codec, arguments.rounds, others, shards))
+        for peer in (peer for group in others for peer in group):
             ray.kill(peer)
-        a, b = statistics.median(mine), statistics.median(gloo)
-        print(
-            f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {arguments.codec}: ours {a:.3f} s, "
-            f"gloo + outer step {b:.3f} s, ratio {a / b:.2f}   (ours {min(mine):.3f}–{max(mine):.3f}, "
-            f"gloo {min(gloo):.3f}–{max(gloo):.3f})"
-        )
+        if INSTALLED:
+            server.shutdown()
+        print(f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {arguments.codec}: ours {spread(mine)}")
+        for name, seconds in zip(peers, theirs, strict=True):
+            ratio = statistics.median(mine) / statistics.median(seconds)
+            print(f"  {name} {spread(seconds)}: ratio {ratio:.2f}", flush=True)
     ray.shutdown()
 
 
