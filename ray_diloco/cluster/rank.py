@@ -318,10 +318,16 @@ class Rank:
 
         self._calls += 1
         store, island = storage.open(), self._job.settings.island
-        # What exchanges remember is each rank's own; the optimiser's state may have been cut in another way.
-        own = dict(store.load(manifest, kind="inner", island=island, file=inner_filename(island, self._rank)))
-        mine, _ = self._exchanges.split(own)
-        _, inner = self._exchanges.split(dict(store.load(manifest, kind="inner", island=island)))
+        own = inner_filename(island, self._rank)
+        mine: dict[str, np.ndarray] = {}
+        inner: dict[str, np.ndarray] = {}
+        for entry in manifest.files_of("inner", island):
+            part = dict(store.load(manifest, kind="inner", island=island, file=entry.name))
+            remembered, optimiser = self._exchanges.split(part)
+            # The optimiser's state may have been cut in another way; what exchanges remember is each rank's own.
+            inner = optimiser | inner
+            if entry.name == own:
+                mine = remembered
         self._inner.load_inner_state(inner)
         return self._exchanges.load_state(mine, parameters)
 
