@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ray_diloco.observe.display import Display
     from ray_diloco.observe.summary import Summary
 
-# Seconds between two looks at the driver.
-VIEW_S = 0.25
 # Seconds that a driver that died may take to be there again.
 RESTART_S = 60.0
+# Seconds between two questions whether it is.
+AGAIN_S = 0.25
 
 
 def drive(
@@ -85,7 +85,7 @@ def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
     """Shows the driver's view until its run ends, hands a stop on to it, and lets a restarted one go on."""
     while True:
         ended, asked = driver.run.remote(), False
-        while not ray.wait([ended], timeout=VIEW_S)[0]:
+        while not ray.wait([ended], timeout=display.period_s)[0]:
             if stop.is_set() and not asked:
                 asked = True
                 display.note("stopping at the newest commit; once more to leave at once")
@@ -118,7 +118,7 @@ def _is_back(driver: Any) -> bool:
             ray.get(driver.view.remote(), timeout=RESTART_S)
             return True
         except (ActorUnavailableError, GetTimeoutError):
-            tick.wait(VIEW_S)
+            tick.wait(AGAIN_S)
         except RayActorError:
             return False
     return False

@@ -23,7 +23,7 @@ from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.ports import IslandLost
 
 # Seconds between two beats of a rank; a far one is asked less often, since each beat is some kilobytes on a long way.
-BEAT_S, FAR_BEAT_S = 0.5, 2.0
+BEAT_S, FAR_BEAT_S = 1.0, 2.0
 # So many times what a beat took go by before the next.
 PAUSE = 10
 # How long a failed call waits to hear which rank died: the one that lives may be the first to complain.

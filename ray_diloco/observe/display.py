@@ -21,10 +21,16 @@ HEARTBEAT_S = 10.0
 
 
 class Display(Protocol):
-    """Whoever shows a run."""
+    """Whoever shows a run.
+
+    Attributes:
+      period_s: seconds between two updates.
+    """
+
+    period_s: float
 
     def update(self, view: RunView) -> None:
-        """Show this state; called several times a second."""
+        """Show this state; called every `period_s`."""
 
     def note(self, text: str) -> None:
         """Say one line, now."""
@@ -54,6 +60,8 @@ class PlainDisplay:
       wall_clock: unix seconds, for the time in front of lines that carry none.
       heartbeat_s: seconds of silence after which a line says what is going on.
     """
+
+    period_s = 0.5
 
     def __init__(
         self,
@@ -97,6 +105,8 @@ class PlainDisplay:
 
 class QuietDisplay:
     """Nothing but errors."""
+
+    period_s = 1.0
 
     def __init__(self, errors: TextIO | None = None) -> None:
         self._errors = errors or sys.stderr

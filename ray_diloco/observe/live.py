@@ -48,6 +48,8 @@ class LiveDisplay:
       console: the terminal.
     """
 
+    period_s = 0.25
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=False)
