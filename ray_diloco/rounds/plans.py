@@ -305,8 +305,12 @@ class Plans(Planner):
         return self._enough()
 
     def _being_concluded(self, index: int) -> bool:
-        """Whether somebody has offered to a round at the end of a segment; nobody may do so twice."""
-        return any(self._course.emission(due) == index for due, _ in self._position.claims)
+        """Whether somebody has offered to a round at the end of a segment or a later one; nobody may do so twice."""
+        return any(self._course.emission(due) >= index and self._is_open(due) for due, *_ in self._position.claims)
+
+    def _is_open(self, due: Due) -> bool:
+        """Whether a round is not concluded; one that is may still have claims, of what is carried on from it."""
+        return due in self._left.get(self._course.emission(due), {due})
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step

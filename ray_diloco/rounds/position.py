@@ -52,7 +52,7 @@ class Position:
     bytes_up: int = 0
     bytes_down: int = 0
     founded: bool = False
-    claims: dict[tuple[Due, str], Claim] = field(default_factory=dict)
+    claims: dict[tuple[Due, str, int], Claim] = field(default_factory=dict)
     norms: dict[int, list[float]] = field(default_factory=dict)
     legs: list[Leg] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -175,5 +175,6 @@ def _offer(*kept: Any) -> Offer:
     return Offer(island, incarnation, fragment, round_, base_version, steps, tokens, loss, emission)
 
 
-def _origin(offer: Offer) -> tuple[Due, str]:
-    return Due(offer.fragment, offer.round), offer.island
+def _origin(offer: Offer) -> tuple[Due, str, int]:
+    """What tells an offer from all others: a successor may offer to the round that the lost one had offered to."""
+    return Due(offer.fragment, offer.round), offer.island, offer.incarnation

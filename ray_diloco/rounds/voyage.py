@@ -248,7 +248,8 @@ class Voyage:
         due = self._plans.numbered(due, self._member.name)
         self._member.under_way.add(due)
         steps, tokens = self._member.done[due.fragment]
-        self._position.claims[due, self._member.name] = Claim(tuple(self._member.leases), *self._member.unclaimed)
+        claim = Claim(tuple(self._member.leases), *self._member.unclaimed)
+        self._position.claims[due, self._member.name, self._member.incarnation] = claim
         self._member.leases.clear()
         self._member.unclaimed = (0, 0)
         offer = Offer(

@@ -7,7 +7,7 @@ from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.own_pace import FreePlans
 from ray_diloco.rounds.plans import Halt, Plans
-from ray_diloco.rounds.position import Position
+from ray_diloco.rounds.position import Claim, Position
 from ray_diloco.simulate.schedules import setup_of
 
 
@@ -60,3 +60,22 @@ def test_a_round_that_has_a_number_is_not_trained_for_again_when_its_island_is_l
         for due in dues:
             plans.concluded(due)
     assert position.round == rounds
+
+
+def test_nobody_trains_towards_a_round_again_that_a_lost_island_has_offered_to() -> None:
+    # Seed 18848: all islands were lost while an offer of the second fragment was merged.  A successor began with the
+    # segment before and offered the same once more; its refusal took away what the first was to be credited with.
+    plans, members, position = planner(Plans, "streaming")
+    for segment in (1, 2, 3):
+        assignment = plans.take(members["i0"], Halt())
+        assert assignment is not None and assignment.work.segment == segment
+    first, second = Due(0, 1), Due(1, 1)
+    position.claims[second, "i0", 0] = Claim((), 2, 2)
+    plans.concluded(first)
+
+    members |= {name: Member(name, 1, State.READY) for name in members}
+    assert plans.take(members["i0"], Halt()) is None, "its predecessor's offer is not merged yet"
+    del position.claims[second, "i0", 0]
+    plans.concluded(second)
+    again = plans.take(members["i0"], Halt())
+    assert again is not None and again.work.segment == 4
