@@ -13,7 +13,7 @@ PLAN = [
     "stale_epoch i1 5 before_send",
     "exit shard:0 6 before_commit",
     "slow_link i0 7 mid_send seconds=9 bytes_per_s=200000",
-    "exit i0 8 mid_inner",
+    "exit i0 8 mid_inner rank=1",
     "driver_exit driver 10 after_commit",
     "drop_link i1 11 mid_send seconds=0.5",
 ]
@@ -21,7 +21,8 @@ PLAN = [
 
 def test_a_run_survives_a_plan_of_everything(place):
     settings = {"run.rounds": ROUNDS, "islands.min": 2, "faults.plan": PLAN, "faults.allowed": True}
-    settings["checkpoint.progress_every"] = 1
+    # One island of two ranks: each keeps its own part of a progress point.
+    settings |= {"islands.i0.ranks": 2, "islands.i0.micro_batch": 1, "checkpoint.progress_every": 1}
     run = place.train("planned", settings)
     folder = run.folder
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
@@ -33,7 +34,7 @@ def test_a_run_survives_a_plan_of_everything(place):
     assert "damaged" in refused["i0", 3]
     assert "incarnation 1 offered as one of 0" in refused["i1", 5]
     (lost,) = [e for e in events(folder, "island_lost") if e["how"] == "died"]
-    assert lost["island"] == "i0" and "rank 0 of i0 died" in lost["reason"]
+    assert lost["island"] == "i0" and "rank 1 of i0 died" in lost["reason"]
     taken = [e for e in events(folder, "progress_taken_up") if e["incarnation"]]
     assert [(e["island"], e["steps"]) for e in taken] == [("i0", 4)] and taken[0]["done"] in (1, 2), (
         "the newest whole one"
