@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ray_diloco.cluster.local_ray import LOCAL_RAY
+
 # No test depends on how fast the machine is.
 settings.register_profile("untimed", deadline=None, max_examples=40)
 settings.load_profile("untimed")
@@ -18,14 +20,12 @@ for folder in ("rounds",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # For every Ray of the tests, those that commands start included.
-os.environ |= {
+os.environ |= LOCAL_RAY | {
     # As those of commands do, it asks for a token; Ray reads the mode when it is imported.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    "RAY_USAGE_STATS_ENABLED": "0",
     # Ray gives up a start whose own processes are not there after 15 s; the training of other tests is to make way.
     "RAY_worker_niceness": "15",
-    "RAY_prestart_worker_first_driver": "0",
     "OMP_NUM_THREADS": "1",
 }
 

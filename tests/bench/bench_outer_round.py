@@ -28,6 +28,7 @@ from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.credentials import credentials
 from ray_diloco.cluster.exchanges import Exchanges
 from ray_diloco.cluster.island import FleetSettings, RayIsland
+from ray_diloco.cluster.local_ray import LOCAL_RAY
 from ray_diloco.cluster.misfortune import NO_FAULTS
 from ray_diloco.cluster.rank import THREADS, Rank
 from ray_diloco.config.compose import compose
@@ -211,9 +212,7 @@ def main() -> None:
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--shards", type=int, default=0)
     arguments = parser.parse_args()
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (Ray's own spelling)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["RAY_free_objects_period_milliseconds"] = "10"  # noqa: SIM112
+    os.environ |= LOCAL_RAY | {"OMP_NUM_THREADS": "1"}
     ray.init(
         address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
         object_store_memory=8 << 30,
