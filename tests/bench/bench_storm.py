@@ -138,7 +138,7 @@ def compare(place: Any, minutes: float, per_hour: float, seed: int) -> dict[str,
         after = [event for event in commits if event["t"] > strike.at]
         if lost is None or not after:
             continue
-        next_s.append(max(0.0, after[0]["t"] - strike.at - round_s))
+        next_s.append((strike.kind, max(0.0, after[0]["t"] - strike.at - round_s)))
         back = next((e for e in after if e["t"] > lost["t"] and strike.island in e["islands"]), None)
         if back is not None:
             back_s.append((strike.kind, back["t"] - strike.at))
@@ -150,9 +150,10 @@ def compare(place: Any, minutes: float, per_hour: float, seed: int) -> dict[str,
         "joined_again": joined - ISLANDS,
         "round_s": round_s,
         "throughput": tokens_in(tape, minutes) / tokens_in(calm, minutes),
-        "next_commit_s": spread(next_s),
-        "contributes_again_after_kill_s": spread([s for kind, s in back_s if kind == "kill"]),
-        "contributes_again_after_freeze_s": spread([s for kind, s in back_s if kind == "freeze"]),
+    } | {
+        f"{what}_after_{kind}_s": spread([s for k, s in values if k == kind])
+        for what, values in (("next_commit", next_s), ("contributes_again", back_s))
+        for kind in ("kill", "freeze")
     }
 
 
