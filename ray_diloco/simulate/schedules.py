@@ -29,10 +29,11 @@ from ray_diloco.rounds.faults import (
     Fault,
     FaultPlan,
 )
+from ray_diloco.rounds.position import Position
 from ray_diloco.simulate.conditions import Conditions, LinkSpeed, Rates
 from ray_diloco.simulate.problem import small_layout
 from ray_diloco.simulate.setup import Setup
-from ray_diloco.simulate.world import Ending, World
+from ray_diloco.simulate.world import Ending, Steer, World
 
 SMALL = ("inner.H=4", "run.rounds=3", "inner.micro_batch=1", "evaluate.every=2", "islands.count=4")
 
@@ -142,7 +143,29 @@ def world_of(seed: int) -> tuple[str, World]:
     faults = tuple(fault_of(luck, setup) for _ in range(luck.choice((0, 1, 1, 1, 2, 2, 4))))
     stops = [luck.uniform(0.0, 20.0) for _ in range(luck.choice((0, 0, 0, 0, 0, 0, 1, 3)))]
     points = {"progress_every": luck.choice((0, 1, 2)), "progress_wait_s": luck.choice((0.0, 3.0, 60.0))}
-    return variant, World(changed(setup, checkpoint=points), conditions, FaultPlan(faults), stops)
+    steers = _steers(luck, setup)
+    times = {"drain_s": luck.choice((0.5, 3.0, 60.0)), "away_s": luck.choice((0.5, 5.0))}
+    setup = changed(setup, checkpoint=points, islands=times)
+    return variant, World(setup, conditions, FaultPlan(faults), stops, steers)
+
+
+def _steers(luck: random.Random, setup: Setup) -> list[Steer]:
+    """Islands that are asked to leave, notices of their machines, numbers of islands; in the end all are wanted."""
+    if luck.random() < 0.6:
+        return []
+    fixed = setup.rules(Position()).fixed
+    asked: list[Steer] = []
+    for _ in range(luck.choice((1, 1, 2, 3))):
+        at, name = luck.uniform(0.0, 20.0), luck.choice(setup.names)
+        if fixed or luck.random() < 0.4:
+            asked.append(Steer(at, name, returns=True))
+        elif luck.random() < 0.5:
+            asked.append(Steer(at, name))
+        else:
+            asked.append(Steer(at, count=luck.randint(1, len(setup.names))))
+    if not fixed:
+        asked.append(Steer(luck.uniform(20.0, 40.0), count=len(setup.names)))
+    return asked
 
 
 def fault_of(luck: random.Random, setup: Setup) -> Fault:

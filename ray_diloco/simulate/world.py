@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_diloco.errors import DilocoError, SyncError
+from ray_diloco.errors import ClusterError, DilocoError, SyncError
 from ray_diloco.outer.schedule import Due
 from ray_diloco.rounds.faults import DRIVER, SHARD, FaultPlan
 from ray_diloco.rounds.loop import Run
@@ -46,6 +46,21 @@ class Event:
     fields: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Steer:
+    """What somebody asks of a run, at a virtual second.
+
+    Attributes:
+      drain: the island that is to leave; empty: the number of islands is to be `count`.
+      returns: its machine is about to go, and its slot is filled again after a while.
+    """
+
+    at: float
+    drain: str = ""
+    returns: bool = False
+    count: int = 0
+
+
 @dataclass
 class Ending:
     """How a simulated run ended.
@@ -71,6 +86,7 @@ class World:
       setup, conditions: what, and in which world.
       plan: faults at named points.
       stops: virtual seconds at which the run is asked to stop; it goes on afterwards.
+      steers: what else is asked of it; what comes while there is no driver waits for the next one.
       audited: hold it to the invariants; costs memory for every anchor that was.
       kept_commits: good commits that the store keeps.
       keep_events: keep the tape.
@@ -81,6 +97,7 @@ class World:
     conditions: Conditions = field(default_factory=Conditions)
     plan: FaultPlan = field(default_factory=FaultPlan)
     stops: Sequence[float] = ()
+    steers: Sequence[Steer] = ()
     audited: bool = True
     kept_commits: int = 4
     keep_events: bool = True
@@ -98,6 +115,7 @@ class World:
         self.dead = False
         self._clock = 0.0
         self._stops = sorted(self.stops)
+        self._steers = sorted(self.steers, key=lambda steer: steer.at)
         self._gone: asyncio.Future[str] | None = None
 
     # All lives.
@@ -173,6 +191,8 @@ class World:
         """Sets timers for what befalls the driver of this life."""
         if self._stops:
             loop.call_at(max(self._stops[0], loop.time()), self._stop, run)
+        for steer in self._steers:
+            loop.call_at(max(steer.at, loop.time()), self._steer, run, steer)
         seconds = waiting_time(self.conditions.luck("driver", self.life), self.conditions.rates.driver)
         if seconds < float("inf"):
             loop.call_later(seconds, self._drop)
@@ -181,6 +201,19 @@ class World:
         self._stops.pop(0)
         self._asked = True
         run.stop()
+
+    def _steer(self, run: Run, steer: Steer) -> None:
+        if self.dead:
+            return
+        self._steers.remove(steer)
+        try:
+            if steer.drain:
+                run.drain(steer.drain, returns=steer.returns)
+            else:
+                run.scale({"": steer.count})
+        except ClusterError:
+            # There is no such island now, and whoever asked is told so.
+            self.figures.counts["steer_refused"] += 1
 
     def _drop(self) -> None:
         self.dead = True
@@ -293,4 +326,4 @@ class World:
         """See `Journal.trace`."""
 
 
-__all__ = ["Ending", "Event", "IslandLost", "World"]
+__all__ = ["Ending", "Event", "IslandLost", "Steer", "World"]
