@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ray_diloco import simulating, steering, tuning
+from ray_diloco import auditing, simulating, steering, tuning
 from ray_diloco.advice import add_commands
 from ray_diloco.errors import (
     EXIT_FAILED,
@@ -106,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(evaluate)
     evaluate.set_defaults(handler=_evaluate)
 
+    auditing.add_commands(commands)
     steering.add_commands(commands)
     simulating.add_commands(commands)
     tuning.add_commands(commands)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from ray_diloco.checkpoint.reader import no_commit
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.config.schema import Config
 from ray_diloco.data.blocks import prepare
-from ray_diloco.errors import CommittedError
 from ray_diloco.inner.evaluate import block_losses
 from ray_diloco.inner.model import build_model
 from ray_diloco.observe.metrics import perplexity
@@ -33,7 +33,7 @@ def evaluate_run(folder: Path, config: Config) -> dict[str, Any]:
     store = CheckpointStore(config.run.storage or str(folder))
     manifest = store.newest()
     if manifest is None:
-        raise CommittedError(563, f"the run in {folder} has no commit yet", "let it train a round first")
+        raise no_commit(folder)
     corpus = prepare(config.data, config.tokenizer)
     model = build_model(config.model, corpus.vocab_size, corpus.eos_id, config.data.sequence_length, config.run.seed)
     parameters = dict(model.named_parameters())

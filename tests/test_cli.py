@@ -48,6 +48,7 @@ def test_the_surface_of_the_command_is_frozen() -> None:
         "compare": ["-h", "--help", "settings", "--config", "--conf-dir", "--write-docs", "--quiet"],
         "generate": ["-h", "--help", "run", "--root", "prompt", "--tokens", "--temperature", "--seed"],
         "evaluate": ["-h", "--help", "run", "--root"],
+        "audit": ["-h", "--help", "run", "--root", "--json"],
         "scale": ["-h", "--help", "run", "--root", "--address", "islands"],
         "drain": ["-h", "--help", "run", "--root", "--address", "island"],
         "status": ["-h", "--help", "run", "--root", "--address", "--json"],

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 from ray_diloco.checkpoint.files import Files
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.checkpoint.tensors import CHUNK, StoredTensor, header_length, parse_header
-from ray_diloco.errors import CheckpointError
+from ray_diloco.errors import CheckpointError, CommittedError
 
 UNFINISHED = 508
 MISSING = 513
@@ -128,6 +129,11 @@ def file_digest(files: Files, path: str, size: int) -> str:
     for start in range(0, size, CHUNK):
         digest.update(files.read(path, start, min(size, start + CHUNK)))
     return digest.hexdigest()
+
+
+def no_commit(folder: Path) -> CommittedError:
+    """The error for a run that has nothing to be read yet."""
+    return CommittedError(563, f"the run in {folder} has no commit yet", "let it train a round first")
 
 
 def absent(manifest: Manifest, kind: str, what: str) -> CheckpointError:

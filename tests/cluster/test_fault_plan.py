@@ -3,6 +3,9 @@
 import pytest
 from cluster_runs import anchor, digest, distance, events, lines, manifest, replayed, traced_rounds
 
+from ray_diloco.auditing import audit
+from ray_diloco.config.compose import compose
+
 pytestmark = pytest.mark.cluster
 
 ROUNDS = 12
@@ -57,3 +60,7 @@ def test_a_run_survives_a_plan_of_everything(place):
     contributed = sum(line["contributions"] for line in commits)
     assert ledger["credited"] == [[0, 4 * 2 * contributed]]
     assert run["tokens_committed"] == 32 * 4 * 2 * contributed
+    checks = audit(folder, compose((), str(folder / "config.yaml")).config)
+    assert [(check.name, check.status) for check in checks] == [
+        (name, "pass") for name in ("commits", "history", "ledger", "summary", "trace")
+    ]
