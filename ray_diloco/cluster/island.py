@@ -285,7 +285,8 @@ class RayIsland:
             return await answers(calls, f"{what} on {self.name}", deadline_s)
         except ActorFailed as failed:
             how = "died" if isinstance(failed.cause, RayActorError) else "failed"
-            raise IslandLost(str(failed), how) from failed
+            late = self._watch if failed.cause is None else None
+            raise IslandLost(str(failed), how, stacks=await late.stacks() if late else ()) from failed
         except DilocoError as error:
             # What the user has to mend would come again; anything else is this island's own trouble.
             if error.exit_code == EXIT_BAD_INPUT or error.number == SUPERSEDED:

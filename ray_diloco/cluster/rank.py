@@ -29,6 +29,7 @@ from ray_diloco.cluster.notice import Notice
 from ray_diloco.cluster.points import Keeping, RankPoints
 from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
+from ray_diloco.cluster.stacks import stacks
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
@@ -343,6 +344,11 @@ class Rank:
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
         return Progress(self._beats, step, steps, float(loss), tokens_per_s, self._notice.given)
+
+    @ray.method(concurrency_group="control")
+    def stacks(self) -> str:
+        """Where the threads of this rank stand; answers while it trains."""
+        return stacks()
 
     def _end_as_orphan(self) -> None:
         """Ends the process when no driver has spoken to it for too long; nothing of a run may stay on a cluster."""

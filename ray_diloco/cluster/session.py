@@ -8,6 +8,7 @@ Its workers run at normal priority (`RAY_worker_niceness`; Ray's default slows t
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
-from ray._private.services import canonicalize_bootstrap_address
+from ray._private import services
 
 from ray_diloco.cluster.credentials import credentials
 from ray_diloco.cluster.local_ray import LOCAL_RAY
@@ -99,10 +100,26 @@ def _signal_handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Begins a process group for each process that Ray starts in the block.
+
+    `timeout`, schedulers and service managers send SIGTERM to the whole group of a command.  Ray's processes would end
+    with it, under the hands of the command that wants to stop at a commit.
+    """
+    name = "ConsolePopen"
+    popen = getattr(services, name)
+    setattr(services, name, functools.partial(popen, process_group=0))
+    try:
+        yield
+    finally:
+        setattr(services, name, popen)
+
+
 def _nearest() -> str:
     """The cluster of RAY_ADDRESS, else that of this machine, as Ray finds it; `auto` where it finds none."""
     with contextlib.suppress(ConnectionError, ValueError):
-        return canonicalize_bootstrap_address("auto") or "auto"
+        return services.canonicalize_bootstrap_address("auto") or "auto"
     return "auto"
 
 
@@ -142,16 +159,17 @@ def _start(config: Config, cpus: float) -> None:
     for name, value in LOCAL_RAY.items():
         os.environ.setdefault(name, value)
     try:
-        ray.init(
-            address="local",
-            num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, math.ceil(cpus)),
-            namespace=NAMESPACE,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=config.ray.temp_dir,
-        )
+        with _in_groups_of_their_own():
+            ray.init(
+                address="local",
+                num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, math.ceil(cpus)),
+                namespace=NAMESPACE,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=config.ray.temp_dir,
+            )
     # Ray raises a plain Exception where a machine is so busy that its processes do not come up in time.
     except Exception as error:
         raise ClusterError(

@@ -92,6 +92,12 @@ class Watch:
         finally:
             work.cancel()
 
+    async def stacks(self) -> list[str]:
+        """Where the ranks stand, in words, of those that answer at once."""
+        asked = [answer(rank.stacks.remote(), "asking where it stands", DIAGNOSIS_S) for rank in self._ranks]
+        said = await asyncio.gather(*asked, return_exceptions=True)
+        return [f"rank {k} of {self._name}\n{text}" for k, text in enumerate(said) if isinstance(text, str)]
+
     def end(self) -> None:
         """Listens no more."""
         for task in self._tasks:
@@ -139,8 +145,10 @@ class Watch:
         stalled_s = at - max(stepping, self._stepped[rank])
         if stalled_s > self._silence_s:
             what = f"rank {rank} of {self._name} made no step for {stalled_s:.1f} s, though it answers"
-            self._lose("stalled", stalled_s, what)
+            self._lose("stalled", stalled_s, what, await self.stacks())
 
-    def _lose(self, how: Literal["died", "frozen", "stalled"], silent_s: float, what: str) -> None:
+    def _lose(
+        self, how: Literal["died", "frozen", "stalled"], silent_s: float, what: str, stacks: Sequence[str] = ()
+    ) -> None:
         if not self.lost.done():
-            self.lost.set_exception(IslandLost(what, how, silent_s))
+            self.lost.set_exception(IslandLost(what, how, silent_s, stacks))

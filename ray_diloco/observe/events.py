@@ -29,6 +29,7 @@ EVENTS: dict[str, str] = {
     "island_reattached": "A driver took over an island of the driver before (island, incarnation, inner).",
     "island_joined": "An island adopted the newest commit and takes part (island, incarnation, region).",
     "island_lost": "An island failed; its work is issued again (island, incarnation, how, reason, silent_s).",
+    "stacks_dumped": "Where the ranks of a lost island stood that answered (island, incarnation, stacks).",
     "anchor_shard_lost": "An anchor shard died or froze (shard, how, reason).",
     "anchor_shard_replaced": "A new one has the state of the one that was lost (shard, recovery_s).",
     "island_unplaced": "There was no room for an island; its slot waits for some (island, incarnation, reason).",

@@ -23,6 +23,7 @@ SENTENCES: dict[str, str | None] = {
     "island_reattached": "island {island} taken over from the driver before; its inner state is {inner}",
     "island_joined": "island {island} joined[ in {region}][ as incarnation {incarnation}]",
     "island_lost": "island {island} lost[: {reason}]",
+    "stacks_dumped": "where the ranks of island {island} stood is in events.jsonl",
     "anchor_shard_lost": "anchor shard {shard} lost[: {reason}]",
     "anchor_shard_replaced": "anchor shard {shard} has a successor[ after {recovery_s}]",
     "island_unplaced": "no room for island {island}[: {reason}]; it comes when there is some",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from ray_diloco.errors import SyncError
@@ -138,6 +138,8 @@ class Conclusions:
         """Merges what a closed round holds, commits it and tells everybody; void if nothing can be merged."""
         await rendezvous.closed
         due = rendezvous.due
+        # Two rounds of a fragment may close in one moment, and whoever has the turn waits for earlier rounds.
+        await self._in_order(due, {due.fragment})
         async with self._turns[due.fragment]:
             started = now()
             absent, offers = sorted(rendezvous.awaited), rendezvous.take()
@@ -151,7 +153,7 @@ class Conclusions:
                 self._journal.event("round_aborted", round=due.round, fragment=due.fragment)
                 self._resolve(rendezvous, Outcome(due.fragment, due.round, None))
                 return
-            await self._in_order(due)
+            await self._in_order(due, range(self._rules.schedule.fragments))
             await self._commits.begun()
             if self._ending:
                 # Nobody is left to hand over what a commit of it would need.
@@ -173,15 +175,16 @@ class Conclusions:
                 self._told.whole(told)
         await told
 
-    async def _in_order(self, due: Due) -> None:
-        """Waits for rounds that were emitted earlier, where all islands are waited for.
+    async def _in_order(self, due: Due, fragments: Container[int]) -> None:
+        """Waits for rounds of these fragments that were emitted earlier, where all islands are waited for.
 
         A commit then holds all that was contributed up to a step, and nothing from beyond it.
         """
         if self._rules.free or self._rules.quorum.kind != "all":
             return
         place = self._plans.place(due)
-        await settled({task for other, task in self._concluding.items() if self._plans.place(other) < place})
+        earlier = {other for other in self._concluding if self._plans.place(other) < place}
+        await settled({self._concluding[other] for other in earlier if other.fragment in fragments})
 
     async def _tell(
         self, due: Due, prepared: Prepared, weighed: Weighed, swap: asyncio.Future[None], started: float

@@ -237,6 +237,10 @@ class Membership:
             reason=str(lost),
             silent_s=lost.silent_s,
         )
+        if lost.stacks:
+            self._journal.event(
+                "stacks_dumped", island=member.name, incarnation=member.incarnation, stacks=list(lost.stacks)
+            )
         if self._banished(member.name):
             self._quarantined(member)
 

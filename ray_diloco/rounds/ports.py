@@ -22,11 +22,12 @@ class IslandLost(Exception):
     Attributes:
       how: died, frozen (alive and silent), stalled (it answers and makes no step), or failed.
       silent_s: seconds from its last sign of life, or its last step, to the discovery; 0 where nobody measured.
+      stacks: where its ranks stood, in words, if it answers and did not do what it was to do in time.
     """
 
-    def __init__(self, text: str, how: str = "failed", silent_s: float = 0.0) -> None:
+    def __init__(self, text: str, how: str = "failed", silent_s: float = 0.0, stacks: Sequence[str] = ()) -> None:
         super().__init__(text)
-        self.how, self.silent_s = how, silent_s
+        self.how, self.silent_s, self.stacks = how, silent_s, tuple(stacks)
 
 
 class ContributionRefused(Exception):

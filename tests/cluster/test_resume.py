@@ -71,9 +71,9 @@ def test_a_run_in_five_parts_equals_an_uninterrupted_one(place, straight):
         send(process.pid, number)
         return ended(process)
 
-    # On a Ray of its own; then on one that outlives it.
+    # On a Ray of its own, which hears what the whole group of the command is told; then on one that outlives it.
     assert interrupted(RUN, kill_tree, signal.SIGKILL)[0] == -signal.SIGKILL
-    code, output = interrupted(joined, os.kill, signal.SIGTERM)
+    code, output = interrupted(RUN, os.killpg, signal.SIGTERM)
     assert code == 130 and "stopped" in output and "Traceback" not in output, output
     code, output = ended(place.command(name, joined))
     assert code == 0, output

@@ -20,6 +20,11 @@ class Rank:
     def __init__(self):
         self.state, self.beats, self.progress = "trains", 0, self
 
+    @property
+    def stacks(self):
+        # The same mailbox, asked another question.
+        return Asked(self)
+
     def remote(self):
         returned = concurrent.futures.Future()
         if self.state == "died":
@@ -27,6 +32,19 @@ class Rank:
         elif self.state != "frozen":
             self.beats += self.state == "trains"
             returned.set_result(Progress(self.beats, self.beats, 9, 1.0, 1.0))
+        return type("Ref", (), {"future": lambda self: returned})()
+
+
+class Asked:
+    """What a rank says when it is asked where it stands: nothing, if it does not answer."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def remote(self):
+        returned = concurrent.futures.Future()
+        if self.rank.state not in ("died", "frozen"):
+            returned.set_result(f"it {self.rank.state}")
         return type("Ref", (), {"future": lambda self: returned})()
 
 
@@ -71,6 +89,12 @@ def test_what_a_rank_becomes_is_found_within_its_bound(state, within_s, text):
     assert lost.how == {"idles": "stalled"}.get(state, state) and text in str(lost)
     assert 10.2 < at <= 10.2 + within_s + 1e-9
     assert lost.silent_s == pytest.approx(at - 10.0, abs=BEAT_S), "from the last sign of life, or the last step"
+
+
+def test_of_an_island_that_stalls_those_that_answer_say_where_they_stand():
+    lost, _ = watched(becomes("idles", 10.2))
+    assert lost.stacks == ("rank 0 of eu\nit trains", "rank 1 of eu\nit idles")
+    assert watched(becomes("frozen", 10.2))[0].stacks == ()
 
 
 def test_ranks_that_beat_are_left_alone_however_long_a_call_takes():

@@ -2,13 +2,18 @@
 
 from typing import Any
 
+import pytest
+
 from ray_diloco.outer.schedule import Due
+from ray_diloco.rounds.faults import Fault, FaultPlan
 from ray_diloco.rounds.ledger import Ledger
 from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.own_pace import FreePlans
 from ray_diloco.rounds.plans import Halt, Plans
 from ray_diloco.rounds.position import Claim, Position
-from ray_diloco.simulate.schedules import setup_of
+from ray_diloco.simulate.conditions import Conditions
+from ray_diloco.simulate.schedules import changed, setup_of
+from ray_diloco.simulate.world import World
 
 
 class Nobody:
@@ -79,3 +84,22 @@ def test_nobody_trains_towards_a_round_again_that_a_lost_island_has_offered_to()
     plans.concluded(second)
     again = plans.take(members["i0"], Halt())
     assert again is not None and again.work.segment == 4
+
+
+@pytest.mark.parametrize("repair_s", [1.0, 3.0, 4.5])
+@pytest.mark.parametrize("islands", [2, 3, 4])
+def test_two_rounds_of_a_fragment_that_close_in_one_moment_are_concluded_in_their_order(
+    islands: int, repair_s: float
+) -> None:
+    # Seed 113472: with a lag, two rounds had waited for a lost island when its successor had nothing to go on with.
+    # The second one got the turn and waited for the first, which waited for the turn.
+    setup = changed(setup_of("lag", islands, 2), checkpoint={"progress_every": 1, "progress_wait_s": 60.0})
+    conditions = Conditions(
+        step_s=1.0, spread=0.0, jitter=0.0, launch_s=1.0, repair_s=repair_s, detect_s=0.0, merge_s=0.01, commit_s=1.0
+    )
+    world = World(setup, conditions, FaultPlan((Fault("exit", "i0", 1, "mid_send"),)))
+    ending = world.run()
+    assert (ending.status, ending.error) == ("finished", None)
+    assert world.auditor is not None and not world.auditor.blamed
+    committed = [event.fields["round"] for event in world.events if event.kind == "round_committed"]
+    assert committed == [1, 2]
