@@ -42,7 +42,9 @@ async def answer(ref: ray.ObjectRef[Any], what: str, deadline_s: float | None) -
       DilocoError: the call raised one.
     """
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(ref.future()), deadline_s)
+        # Not `asyncio.wait_for`: in Python 3.11 it forgets that it was cancelled where the answer comes in that moment.
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.wrap_future(ref.future())
     except TimeoutError:
         raise ActorFailed(f"{what} gave no answer within {deadline_s:g} s") from None
     except RayTaskError as error:
