@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ray_diloco.outer import codebook_kernels, scale_kernels
+from ray_diloco.outer import codebook_kernels, e3m0_kernels, scale_kernels
 from ray_diloco.outer.chunks import CHUNK
 from ray_diloco.outer.codec import Param, Traits, refuse_parameter
 
@@ -145,7 +145,7 @@ def e3m0(scale: str = "sampled") -> Quantiser:
 
     Args:
       scale: what s is: median, that of the unit's non-zero |x|, exactly, the lower of the two middle ones; or sampled,
-        the same of about `scale_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
+        the same of about `e3m0_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
         is within a few percent of it and takes half of the time.  The method's paper (2501.18512) leaves s open.
 
     Raises:
@@ -160,8 +160,8 @@ def e3m0(scale: str = "sampled") -> Quantiser:
         UNIT,
         head=4,
         bits=4,
-        encoder=lambda x, unit, out, nonce: scale_kernels.e3m0_encode(x, unit, out, exact),
-        decoder=scale_kernels.e3m0_decode,
+        encoder=lambda x, unit, out, nonce: e3m0_kernels.e3m0_encode(x, unit, out, exact),
+        decoder=e3m0_kernels.e3m0_decode,
     )
 
 
