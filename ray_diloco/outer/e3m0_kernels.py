@@ -198,7 +198,7 @@ def sift(bits, low, high, found):
         for w in range(eights.size):
             if eights[w] != np.uint64(0):
                 for i in range(8 * w, 8 * w + 8):
-                    flag, at = np.int32(flags[i]), i
+                    flag, at = int(flags[i]), i
                     while flag != 0:
                         found[m] = group[at] & _MAGNITUDE
                         m += flag & 1
