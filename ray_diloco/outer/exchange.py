@@ -31,9 +31,9 @@ from ray_diloco.outer.payload import Bytes, Meta, open_payload
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 
-__all__ = ["KEEP", "OVERWRITE", "Exchange", "Slice"]
+__all__ = ["OVERWRITE", "Exchange", "Slice"]
 
-OVERWRITE, KEEP = adopt_of("overwrite"), adopt_of("keep")
+OVERWRITE = adopt_of("overwrite")
 
 
 class Exchange:

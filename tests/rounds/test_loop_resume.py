@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from loop_methods import ALL, ASYNC, AT_OWN_PACE, DYLU, IN_STEP, SPEEDS, books, finished, state_of
 from quadratics import World
@@ -77,11 +76,6 @@ def test_a_tape_replays_a_run_at_its_own_pace_to_the_same_bytes(method, stops):
     world, order = with_stops(settings, stops, speed=SPEEDS)
     again = finished(World(*settings, tape=order))
     assert again.order == order
-    if method == "easgd" and stops:
-        # Who goes on after a stop measures from another anchor than it began at, and rounds otherwise.
-        np.testing.assert_allclose(again.model, world.model, rtol=1e-12)
-        assert state_of(again)[1:] == state_of(world)[1:]
-        return
     assert state_of(again) == state_of(world)
     if not stops:
         one, other = (
