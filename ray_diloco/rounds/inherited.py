@@ -18,6 +18,8 @@ async def inherited(
 ) -> dict[int, Sequence[Update]]:
     """The anchors beyond an island's bases, by fragment, oldest first; of fragments that have none, nothing."""
     found: dict[int, Sequence[Update]] = {}
+    if all(bases[fragment] >= version for fragment, version in position.versions.items()):
+        return found
     for newest in await anchor.current(island):
         fragment, rounds = newest.fragment, {version: r for r, version in position.made.get(newest.fragment, ())}
         if bases[fragment] >= newest.version:

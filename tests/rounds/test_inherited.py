@@ -27,7 +27,8 @@ def update(fragment, version, round_=0):
 
 def found(kept, bases, made):
     keeper = Keeper(kept)
-    return asyncio.run(inherited(keeper, "i0", bases, Position(made=made))), keeper
+    position = Position(versions={fragment: max(versions) for fragment, versions in kept.items()}, made=made)
+    return asyncio.run(inherited(keeper, "i0", bases, position)), keeper
 
 
 def test_an_island_inherits_every_anchor_beyond_its_base_with_the_round_that_made_it():
