@@ -63,6 +63,7 @@ class Channel:
       recode: requantise the running sum at every hop of a ring.
       islands: number of islands of the run.
       seed: of what is drawn.
+      free: islands train at their own pace.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Channel:
     recode: bool
     islands: int
     seed: int
+    free: bool = False
 
 
 def channels_of(config: Config) -> tuple[Channel, ...]:
@@ -100,14 +102,7 @@ PARAMETERS_PER_SHARD = 4_000_000
 
 
 def shard_count(anchors: Sequence[str], asked: int, islands: int, parameters: int) -> int:
-    """Actors that keep the anchor, or the anchors.
-
-    Args:
-      anchors: names of the anchors of the main channel.
-      asked: how many shall keep a shared one; 0: by the size of the model.
-      islands: of the run.
-      parameters: of the model.
-    """
+    """Actors that keep the main channel's anchors, or as many as are `asked` for a shared one; 0: by its size."""
     if tuple(anchors) != (SHARED,):
         return len(anchors)
     return asked or (islands if parameters >= PARAMETERS_PER_SHARD else 1)
@@ -281,6 +276,8 @@ def recipe_of(channel: Channel) -> Recipe:
         OuterRate(rate.kind, channel.rounds, rate.warmup_rounds, rate.final_ratio),
         OuterAverage(average.kind, channel.rounds, average.start, average.decay),
         channel.adopt.kind == "lookahead",
+        max(0, -(-channel.delay // channel.H) - 1),
+        channel.free,
     )
 
 
@@ -367,6 +364,7 @@ def _main_channel(config: Config) -> Channel:
         config.topology.kind == "ring" and config.codec.up.kind != "fp32",
         len(island_names(config)),
         config.run.seed,
+        is_free(config),
     )
 
 

@@ -62,7 +62,6 @@ def rules_of(
         remembers=config.stale.own_fresh,
         max_age=config.stale.max_age,
         free=is_free(config),
-        reanchors=config.stale.reanchor,
         by_speed=config.inner.work == "by_speed",
         round_s=config.inner.round_seconds,
         exact=is_exact(config),

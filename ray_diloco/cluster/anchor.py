@@ -203,7 +203,9 @@ class RayAnchor:
                 raise ClusterError(221, f"the anchor did not start: {failed}", "see the logs of that node") from failed
             self.layout = layout
             for name in sorted({name for names in fresh for name in names}):
-                self._warn(f"the commit holds no outer state of {name}: it begins anew at the published anchor")
+                if self._shards.journal is not None:
+                    text = f"the commit holds no outer state of {name}: it begins anew at the published anchor"
+                    self._shards.journal.event("warning", text=text)
 
     async def found(self, pieces: Sequence[Piece]) -> None:
         """Sets version 0 of every anchor from the parameters of one island."""
@@ -244,12 +246,16 @@ class RayAnchor:
         """The committed anchor of every fragment that an island adopts."""
         return [await self._asked(fragment, island, "current") for fragment in self._numbers()]
 
+    async def passed(self, island: str, fragment: int, version: int) -> Update | None:
+        """An anchor that was replaced, if it is kept."""
+        update = await self._asked(fragment, island, "passed", version)
+        return update if all(p.nbytes for p in update.pieces) else None
+
     async def published(self) -> Sequence[Update]:
         """What is evaluated and exported, of the main channel."""
-        numbers = list(self.cuts[0].numbers)
         if self.shared:
-            return [await self._asked(fragment, SHARED, "published") for fragment in numbers]
-        return [await self._mean(fragment) for fragment in numbers]
+            return [await self._asked(fragment, SHARED, "published") for fragment in self.cuts[0].numbers]
+        return [await self._mean(fragment) for fragment in self.cuts[0].numbers]
 
     async def recalled(self, offer: Offer) -> Offer:
         """A contribution that was merged before the run went on from a commit, with its payloads."""
@@ -272,8 +278,8 @@ class RayAnchor:
 
     async def _prepare(self, step: Step, movements: Sequence[Movement]) -> Prepared:
         if self._pulls and step.fragment not in self._newest:
-            names = self.settings.anchors
-            self._newest[step.fragment] = {name: await self._asked(step.fragment, name, "current") for name in names}
+            asked = {name: await self._asked(step.fragment, name, "current") for name in self.settings.anchors}
+            self._newest[step.fragment] = asked
         calls: list[tuple[str, Any, Any]] = []
         for movement in movements:
             factors = [factor for _, factor in movement.contributions]
@@ -355,11 +361,11 @@ class RayAnchor:
     def _numbers(self) -> list[int]:
         return [number for cut in self.cuts for number in cut.numbers]
 
-    async def _asked(self, fragment: int, island: str, method: str) -> Update:
+    async def _asked(self, fragment: int, island: str, method: str, *more: int) -> Update:
         anchor = SHARED if self.shared else island
 
         async def attempt() -> Update:
-            calls = [getattr(k.handle, method).remote(fragment, anchor) for k in self._of(fragment, anchor)]
+            calls = [getattr(k.handle, method).remote(fragment, anchor, *more) for k in self._of(fragment, anchor)]
             stats = await self._all([meta for meta, _ in calls], "reading the anchor")
             pieces = tuple(Piece(k, s.nbytes, p) for k, (s, (_, p)) in enumerate(zip(stats, calls, strict=True)))
             return Update(fragment, stats[0].version, pieces)
@@ -392,7 +398,3 @@ class RayAnchor:
 
     async def _all(self, refs: Sequence[Any], what: str) -> list[Any]:
         return await answers(refs, what, self.settings.deadline_s)
-
-    def _warn(self, text: str) -> None:
-        if self._shards.journal is not None:
-            self._shards.journal.event("warning", text=text)

@@ -19,7 +19,7 @@ from ray_diloco.inner.corrections import ControlVariate, EvaluationMix, Proximal
 from ray_diloco.inner.rank import InnerRank
 from ray_diloco.outer.adopt import Adopt, AdoptChunk
 from ray_diloco.outer.emission import Emission
-from ray_diloco.outer.exchange import KEEP, OVERWRITE, Exchange, Slice
+from ray_diloco.outer.exchange import OVERWRITE, Exchange, Slice
 from ray_diloco.outer.layout import Ranges
 from ray_diloco.outer.payload import Bytes, Meta, open_payload
 from ray_diloco.rounds.ports import Base
@@ -106,15 +106,15 @@ class Exchanges:
             self._follow(k, ranges)
         self._adopted()
 
-    def join(self, fragments: Sequence[int], payloads: Sequence[Bytes], keep: bool = False) -> None:
-        """Begins at anchors (with `keep`, without moving θ): at the slowest channel, then at what faster ones moved."""
+    def join(self, fragments: Sequence[int], payloads: Sequence[Bytes]) -> None:
+        """Begins at anchors: at the slowest channel, then at what faster ones moved."""
         self.give_back()
         arrays = _by_fragment(payloads)
         order = [0, *range(len(self._channels) - 1, 0, -1)]
         for fragment in sorted(fragments, key=lambda f: order.index(self._fragments[f][0])):
             k, ranges = self._fragments[fragment]
             self._exchanges[k].give_up(ranges)
-            self._exchanges[k].adopt(arrays[fragment], ranges, KEEP if keep else OVERWRITE)
+            self._exchanges[k].adopt(arrays[fragment], ranges, OVERWRITE)
         self._adopted()
 
     def borrow(self, payloads: Sequence[Bytes]) -> None:

@@ -156,10 +156,10 @@ class RayIsland:
         # Ranks do as they are told in turn: the next call need not wait until the answer to this one has come back.
         self._ahead.begin("adopting the anchor", calls)
 
-    async def join(self, updates: Sequence[Update], keep: bool = False) -> None:
-        """Sets θ and B on all ranks to anchors; with `keep`, only B."""
+    async def join(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B on all ranks to anchors."""
         fragments = [update.fragment for update in updates]
-        calls = [rank.join.remote(fragments, keep, *self._handed(updates)) for rank in self._ranks]
+        calls = [rank.join.remote(fragments, *self._handed(updates)) for rank in self._ranks]
         await self._exchanged(calls, "adopting the anchor")
 
     async def evaluate(self, blocks: Sequence[int], at: Sequence[Update] | None) -> Sequence[BlockLoss]:

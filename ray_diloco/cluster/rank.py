@@ -265,13 +265,13 @@ class Rank:
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
         self._exchanges.adopt(fragments, merged, arrays)
 
-    def join(self, fragments: Sequence[int], keep: bool, *payloads: np.ndarray) -> None:
-        """Sets θ (or, with `keep`, not) and B of fragments, whatever the rule of adoption; collective."""
+    def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
+        """Sets θ and B of fragments, whatever the rule of adoption; collective."""
         self._calls += 1
         self._misfortune.called()
         arrays: Sequence[np.ndarray] = brought(payloads)
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
-        self._exchanges.join(fragments, arrays, keep)
+        self._exchanges.join(fragments, arrays)
 
     @ray.method(concurrency_group="fetching")
     def fetch(self, *payloads: np.ndarray) -> None:

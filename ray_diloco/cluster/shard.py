@@ -152,6 +152,8 @@ class Shard:
         Returns:
           Names of the anchors and channels that it holds no state of: they begin at what was published.
         """
+        from ray_diloco.outer.replaced import kinds_of
+
         store, versions = storage.open(), {int(k): v for k, v in manifest.versions.items()}
         published = dict(store.load(manifest, self._main.names))
         stored, fresh = store.names(manifest, "outer"), []
@@ -174,7 +176,8 @@ class Shard:
                 known = {number: versions.get(number, 0) for number in self._settings.cuts[k].numbers}
                 kept.load(zeros if control else published, kept.new_state(), known)
             else:
-                kept.load(anchor or published, states, versions)
+                replaced = {kind: read(kind) for kind in kinds_of(kept.recipe)}
+                kept.load(anchor or published, states, versions, replaced)
         for name in stored:
             kind, *label = name.removeprefix(self._prefix(0, self._settings.anchors[0])).split(".")
             if kind == SENT:
@@ -262,6 +265,12 @@ class Shard:
         return ShardStats(kept.versions[fragment], payload.nbytes), payload
 
     @ray.method(num_returns=2)
+    def passed(self, fragment: int, anchor: str, version: int) -> tuple[ShardStats, np.ndarray | None]:
+        """An anchor that was replaced, as it was sent; 0 bytes if it is not kept."""
+        payload = self._of(fragment, anchor).passed(fragment, version)
+        return ShardStats(version, 0 if payload is None else payload.nbytes), payload
+
+    @ray.method(num_returns=2)
     def published(self, fragment: int, anchor: str) -> tuple[ShardStats, np.ndarray]:
         """What is evaluated and exported of an anchor."""
         kept = self._of(fragment, anchor)
@@ -331,6 +340,7 @@ class Shard:
                 yield from ((f"{prefix}{ANCHOR}.{tensor}", array) for tensor, array in kept.tensors().items())
             for state in kept.recipe.state_names:
                 yield from ((f"{prefix}{state}.{t}", array) for t, array in kept.state_tensors(state).items())
+            yield from ((f"{prefix}{kind}.{tensor}", array) for kind, tensor, array in kept.replaced_tensors())
 
     def _write(
         self, storage: Storage, round_: int, anchor: Mapping[str, np.ndarray], outer: Mapping[str, np.ndarray]

@@ -291,19 +291,23 @@ def _codec_parameters(at: str, codec: CodecConfig, outer: OuterConfig) -> Refusa
 def _scattered(config: Config, row: Row) -> Refusals:
     if row.fragments.kind != "random":
         return
-    up = row.codec.up
-    if up.feedback:
+    up, lag, quorum = row.codec.up, row.schedule.lag, config.quorum
+    older = (
+        (lag > 0, f"{row.at}schedule.lag={lag}", f"set {row.at}schedule.lag=0; {row.at}schedule.delay hides less"),
+        (quorum.kind == "immediate", "quorum.kind=immediate", "set quorum.kind=all or at_least"),
+        (quorum.late == "carry", "quorum.late=carry", "set quorum.late=drop"),
+    )
+    for _, setting, mend in filter(lambda one: one[0], older):
         yield ConfigError(
             139,
-            f"{row.at}codec.up.feedback=true adds what was left out to the same elements of the next round, but "
-            f"{row.at}fragments.kind=random draws others",
-            f"set {row.at}codec.up.feedback=false; for a random part with feedback use codec.up.kind=mask",
+            f"{setting} merges contributions into a newer version than they were measured from, but "
+            f"{row.at}fragments.kind=random draws other elements for each version",
+            mend,
         )
     if CODEC_TRAITS[up.kind].whole_tensors:
         yield ConfigError(
             139,
-            f"{row.at}codec.up.kind={up.kind} works on whole tensors, but {row.at}fragments.kind=random sends "
-            "scattered elements",
+            f"{row.at}codec.up.kind={up.kind} works on whole tensors, but {row.at}fragments.kind=random does not",
             f"set {row.at}fragments.kind=whole, layers or bins",
         )
 

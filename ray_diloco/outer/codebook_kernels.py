@@ -1,4 +1,4 @@
-"""Kernels of the codecs whose units have a codebook: 256 bins, 2 bits and 1 bit.
+"""Kernels of the codecs of 2 bits and 1 bit, whose units have a codebook.
 
 Imported only when a codec that needs it is built, since numba takes a second.  All arrays are contiguous; `x` is fp32
 [n] and `out` uint8.  A kernel works unit by unit: the last one may be shorter.  How they are compiled, and why what
@@ -18,6 +18,11 @@ _ZERO = np.float32(0.0)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 # Sums run in this many lanes, element i in lane i mod LANES, and the lanes are added in order.
 LANES = 64
+# Codes are brought into aligned memory, and read as words from there, so many bytes at a time.
+ROOM = 4096
+# Every second bit, every second pair of bits, every second nibble, every second byte.
+_BITS, _PAIRS = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
+_NIBBLES, _BYTES = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x00FF00FF00FF00FF)
 # At most about this many elements of a unit are looked at for the borders of a codebook, which need not be exact: the
 # means that they lead to are.
 BORDER_SAMPLE = 2048
@@ -109,51 +114,6 @@ def mean_and_sigma(x):
 
 
 @compiled()
-def bin_mean8_encode(x, unit, out):
-    """Unit: codebook of 256 fp32, then a byte an element: its bin of 256 between mean − 3σ and mean + 3σ."""
-    sums, counts = np.empty(256), np.empty(256, np.int64)
-    at = 0
-    for start in range(0, x.size, unit):
-        block = x[start : min(start + unit, x.size)]
-        mean, sigma = mean_and_sigma(block)
-        low = mean - 3.0 * sigma
-        inverse = 256.0 / (6.0 * sigma) if sigma > 0.0 else 0.0
-        codes = out[at + 1024 : at + 1024 + block.size]
-        for i in range(block.size):
-            v = (np.float64(block[i]) - low) * inverse
-            v = v if v > 0.0 else 0.0
-            v = v if v < 255.0 else 255.0
-            codes[i] = np.uint8(np.int32(v))
-        sums[:] = 0.0
-        counts[:] = 0
-        for i in range(block.size):
-            sums[codes[i]] += block[i]
-            counts[codes[i]] += 1
-        for c in range(256):
-            put_float(out, at + 4 * c, np.float32(sums[c] / counts[c]) if counts[c] > 0 else _ZERO)
-        at += 1024 + block.size
-
-
-@compiled()
-def bin_mean8_decode(data, unit, y, subtract):
-    """y = codebook entry; or y ← y − that."""
-    book = np.empty(256, np.float32)
-    at = 0
-    for start in range(0, y.size, unit):
-        block = y[start : min(start + unit, y.size)]
-        codes = data[at + 1024 : at + 1024 + block.size]
-        for c in range(256):
-            book[c] = get_float(data, at + 4 * c)
-        if subtract:
-            for i in range(block.size):
-                block[i] -= book[codes[i]]
-        else:
-            for i in range(block.size):
-                block[i] = book[codes[i]]
-        at += 1024 + block.size
-
-
-@compiled()
 def quantile_borders(x, parts, borders):
     """Puts `parts` − 1 values between which the parts of x are about equally full.
 
@@ -200,6 +160,42 @@ def _sum_huge(x, borders, sums):
             sums[code, 0] += np.float64(x[i])
 
 
+@compiled(inline=True)
+def _ones(v):
+    """Numbers of ones among the even bits of each 16 of 64, which add up to those of 8191 words without overflow."""
+    v = (v & _PAIRS) + ((v >> np.uint64(2)) & _PAIRS)
+    v = (v + (v >> np.uint64(4))) & _NIBBLES
+    return (v + (v >> np.uint64(8))) & _BYTES
+
+
+@compiled(inline=True)
+def _sum16(v):
+    low = np.int64(v & np.uint64(0xFFFF)) + np.int64((v >> np.uint64(16)) & np.uint64(0xFFFF))
+    return low + np.int64((v >> np.uint64(32)) & np.uint64(0xFFFF)) + np.int64(v >> np.uint64(48))
+
+
+@compiled()
+def _counts2(codes):
+    """Numbers of packed codes from 1, from 2 and from 3 on."""
+    room = np.empty(ROOM, np.uint8)
+    words = room.view(np.uint64)
+    n0, n1, n2 = 0, 0, 0
+    for start in range(0, codes.size, ROOM):
+        piece = codes[start : min(start + ROOM, codes.size)]
+        room[piece.size :] = 0
+        for i in range(piece.size):
+            room[i] = piece[i]
+        some, high, both = np.uint64(0), np.uint64(0), np.uint64(0)
+        for i in range(words.size):
+            word = words[i]
+            above = word >> np.uint64(1)
+            some += _ones((word | above) & _BITS)
+            high += _ones(above & _BITS)
+            both += _ones(word & above & _BITS)
+        n0, n1, n2 = n0 + _sum16(some), n1 + _sum16(high), n2 + _sum16(both)
+    return n0, n1, n2
+
+
 @compiled()
 def _pack2(x, b0, b1, b2, codes, sums):
     """Packs the codes of a unit, and adds up in `sums`, float64 [4, LANES], what lies between the borders.
@@ -211,7 +207,6 @@ def _pack2(x, b0, b1, b2, codes, sums):
     """
     quarter = codes.size
     s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
-    n0, n1, n2 = np.int32(0), np.int32(0), np.int32(0)
     whole = max(x.size - 3 * quarter, 0) // LANES * LANES
     for i in range(0, whole, LANES):
         r0, r1 = x[i : i + LANES], x[quarter + i : quarter + i + LANES]
@@ -236,11 +231,7 @@ def _pack2(x, b0, b1, b2, codes, sums):
             code = _code2(x[i], b0, b1, b2)
             codes[i - part * quarter] |= np.uint8(code << (2 * part))
             sums[code, (i - part * quarter) % LANES] += np.float64(x[i])
-    for i in range(x.size):
-        n0 = np.int32(n0 + np.int32(x[i] >= b0))
-        n1 = np.int32(n1 + np.int32(x[i] >= b1))
-        n2 = np.int32(n2 + np.int32(x[i] >= b2))
-    return n0, n1, n2
+    return _counts2(codes)
 
 
 @compiled()
@@ -324,9 +315,11 @@ def one_bit_encode(x, unit, out, quantile):
         border = borders[0]
         eighth = (block.size + 7) // 8
         codes = out[at + 8 : at + 8 + eighth]
-        codes[:] = 0
         count = np.int32(0)
-        for part in range(8):
+        for i in range(eighth):
+            count = np.int32(count + np.int32(block[i] >= border))
+            codes[i] = np.uint8(block[i] >= border)
+        for part in range(1, 8):
             values = block[part * eighth : min((part + 1) * eighth, block.size)]
             for i in range(values.size):
                 count = np.int32(count + np.int32(values[i] >= border))

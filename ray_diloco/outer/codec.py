@@ -143,7 +143,7 @@ class Bf16:
     def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Leaves the rounding errors."""
         self.encode(source, target)
-        _subtract(source, target.view(torch.bfloat16))
+        source.sub_(target.view(torch.bfloat16))
 
 
 class Fp16:
@@ -179,14 +179,7 @@ class Fp16:
     def encode_residual(self, source: torch.Tensor, target: torch.Tensor, nonce: int = 0) -> None:
         """Leaves the rounding errors and what lies beyond the largest number."""
         self.encode(source, target)
-        _subtract(source, target.view(torch.float16))
-
-
-def _subtract(source: torch.Tensor, values: torch.Tensor) -> None:
-    room = torch.empty(min(_PIECE, source.numel()))
-    for start in range(0, source.numel(), _PIECE):
-        piece = values[start : start + _PIECE]
-        source[start : start + _PIECE].sub_(room[: piece.numel()].copy_(piece))
+        source.sub_(target.view(torch.float16))
 
 
 def _from(module: str, name: str) -> Callable[..., Codec]:

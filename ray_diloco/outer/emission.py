@@ -16,7 +16,7 @@ import torch
 from ray_diloco.outer import chunks
 from ray_diloco.outer.chunks import in_chunks, pieces, squared_norm
 from ray_diloco.outer.codec import Codec, Fp32
-from ray_diloco.outer.error_feedback import Feedback, add_error, keep_error
+from ray_diloco.outer.error_feedback import Feedback, add_error, keep_error, keep_picked_error, picked_error
 from ray_diloco.outer.held import Held, run_of
 from ray_diloco.outer.layout import Layout, Ranges, total
 from ray_diloco.outer.matrices import Shape
@@ -136,10 +136,24 @@ class Emitter:
                 self._held.measure(piece, target[piece.at - start : piece.at - start + piece.numel])
             first, last = torch.searchsorted(at, torch.tensor([start, stop])).tolist()
             values[first:last] = target[at[first:last] - start]
-        square = 0.0
+        square, feedback = 0.0, self._feedback
+        errors = None if feedback is None else picked_error(self._held.plan(ranges), at)
         for start in range(0, writer.numel, chunks.CHUNK):
-            square += squared_norm(values[start : start + chunks.CHUNK])
-            writer.put(start, values[start : start + chunks.CHUNK])
+            chunk = values[start : start + chunks.CHUNK]
+            square += squared_norm(chunk)
+            if feedback is None or errors is None:
+                writer.put(start, chunk)
+                continue
+            error = errors[start : start + chunks.CHUNK]
+            chunk.mul_(feedback.scale).add_(error, alpha=feedback.decay)
+            if math.isfinite(squared_norm(chunk)):
+                writer.put(start, chunk, residual=True)
+                error.copy_(chunk)
+            else:
+                square = math.inf
+                writer.put(start, chunk.zero_())
+        if errors is not None:
+            keep_picked_error(self._held.plan(ranges), at, errors)
         return writer, square
 
     def _plain(self, ranges: Ranges, values: torch.Tensor, meta: Meta) -> Bytes:

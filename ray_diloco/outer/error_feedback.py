@@ -3,6 +3,8 @@
     e ← β e + s Δ     is what a codec gets to send
     e ← e − C(e)      stays, and a message that was not merged is put back: e ← e + C(e)
 
+Of random fragments only the elements that a round draws go through this: the others have sent nothing, their `B − θ`
+waits where it is, and so does their `e`, which does not decay meanwhile.  A message says what was drawn for it.
 Source: ../shared/algorithms.md §7, §9.6 item 54 and §10.1.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,9 +75,38 @@ def keep_error(inside: Sequence[Piece[Part]], start: int, values: torch.Tensor) 
         error.copy_(values[piece.at - start :][: piece.numel])
 
 
+def picked_error(plan: Sequence[Piece[Part]], at: torch.Tensor) -> torch.Tensor:
+    """The error memory of some elements of a set: those at the positions `at`, ascending, of the packed set."""
+    found = torch.empty(len(at))
+    for inside, error, places in _places(plan, at):
+        found[inside] = error[places]
+    return found
+
+
+def keep_picked_error(plan: Sequence[Piece[Part]], at: torch.Tensor, values: torch.Tensor) -> None:
+    """Puts into the error memory what `picked_error` gave, changed."""
+    for inside, error, places in _places(plan, at):
+        error[places] = values[inside]
+
+
+def _places(plan: Sequence[Piece[Part]], at: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Of each piece that has some of the positions: which of them, its error memory, and where in that they are."""
+    for piece in plan:
+        first, last = torch.searchsorted(at, torch.tensor([piece.at, piece.at + piece.numel])).tolist()
+        if first < last:
+            error = required(piece.source.cut(piece.position, piece.numel).error)
+            yield slice(first, last), error, at[first:last] - piece.at
+
+
 def put_back(held: Held, sent: Bytes) -> None:
     """Adds to the error memory what a message took from it."""
-    for piece, values in _decoded(held, open_payload(sent)):
+    payload = open_payload(sent)
+    if payload.header.selection is not None:
+        at = torch.from_numpy(payload.header.selection.packed(payload.header.ranges))
+        plan = held.plan(payload.header.ranges)
+        keep_picked_error(plan, at, picked_error(plan, at).add_(_values(held, payload)))
+        return
+    for piece, values in _decoded(held, payload):
         error = piece.source.cut(piece.position, piece.numel).error
         if error is not None:
             error.add_(values)
@@ -83,13 +114,19 @@ def put_back(held: Held, sent: Bytes) -> None:
 
 def _decoded(held: Held, payload: Payload) -> list[tuple[Piece[Part], torch.Tensor]]:
     """The elements of a payload of this rank, by where they belong."""
-    values = torch.empty(payload.numel)
     if payload.dense:
-        for start in range(0, payload.numel, chunks.CHUNK):
-            stop = min(start + chunks.CHUNK, payload.numel)
-            values[start:stop] = payload.read(start, stop, held.scratch)
+        values = _values(held, payload)
     else:
+        values = torch.empty(payload.numel)
         for at, shape, data, nonce in payload.read_tensors():
             payload.shaped_codec.decode(data, shape, values[at : at + math.prod(shape)], nonce)
     plan = held.plan(payload.header.ranges)
     return [(piece, values[piece.at : piece.at + piece.numel]) for piece in plan]
+
+
+def _values(held: Held, payload: Payload) -> torch.Tensor:
+    values = torch.empty(payload.numel)
+    for start in range(0, payload.numel, chunks.CHUNK):
+        stop = min(start + chunks.CHUNK, payload.numel)
+        values[start:stop] = payload.read(start, stop, held.scratch)
+    return values

@@ -31,9 +31,9 @@ from ray_diloco.outer.payload import Bytes, Meta, open_payload
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shaped import ShapedCodec, is_shaped
 
-__all__ = ["KEEP", "OVERWRITE", "Exchange", "Slice"]
+__all__ = ["OVERWRITE", "Exchange", "Slice"]
 
-OVERWRITE, KEEP = adopt_of("overwrite"), adopt_of("keep")
+OVERWRITE = adopt_of("overwrite")
 
 
 class Exchange:
@@ -101,15 +101,15 @@ class Exchange:
         asks is told that the emission is not finite, and one such step must not poison all that follow.
 
         Raises:
-          ValueError: a selection with error feedback, or in a codec of whole tensors.
+          ValueError: a selection in a codec of whole tensors.
           SyncError: RD-442, elements that this rank does not emit, or that have no base because nothing was adopted
             or the last adoption failed half-way.
         """
         if total(intersect(ranges, self._based)) != total(ranges):
             lacking = describe(subtract(ranges, self._based))
             raise SyncError(442, f"elements {lacking} have no base to measure from", "adopt an anchor for them first")
-        if selection is not None and (self._feedback is not None or is_shaped(codec)):
-            raise ValueError("random fragments go with neither error feedback nor codecs of whole tensors")
+        if selection is not None and is_shaped(codec):
+            raise ValueError("random fragments do not go with codecs of whole tensors")
         said: Bytes | None = None
         with quiet():
             if selection is not None:

@@ -129,7 +129,8 @@ class Mover:
         kept = PAST if self._recipe.max_age is None else self._recipe.max_age
         oldest = part.past.pop(part.version - kept, None)
         if kept:
-            memory = torch.empty(part.numel) if oldest is None else oldest
+            # A commit of a run at their own pace that is still being written may read the oldest.
+            memory = torch.empty(part.numel) if oldest is None or self._recipe.free else oldest
             part.past[part.version] = memory.copy_(part.live.anchor)
 
     def _base_of(self, part: Fragment, offer: Offer) -> torch.Tensor | None:

@@ -4,8 +4,8 @@ All are made of units that stand alone: a head (a scale or a codebook of fp32 nu
 elements, packed.  Those with a scale keep zero, sign and the largest element; those with a codebook keep the sum, as an
 entry is the mean of the elements that it stands for.  Below 4 bits use error feedback.  Sources: int8 of INTELLECT-1
 (arXiv 2412.01152), E3M0 of Streaming DiLoCo (2501.18512), 2 bits of MuLoCo (2505.23725) and SparseLoCo (2508.15706);
-formulas in ../shared/algorithms.md §3.3, §4.1, §8.4, and where the code computes them, in `scale_kernels.py`
-and `codebook_kernels.py`.
+formulas in ../shared/algorithms.md §3.3, §4.1, §8.4, and where the code computes them: `scale_kernels.py`,
+`e3m0_kernels.py`, `bin_mean_kernels.py` and `codebook_kernels.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ray_diloco.outer import codebook_kernels, scale_kernels
+from ray_diloco.outer import bin_mean_kernels, codebook_kernels, e3m0_kernels, scale_kernels
 from ray_diloco.outer.chunks import CHUNK
 from ray_diloco.outer.codec import Param, Traits, refuse_parameter
 
@@ -145,7 +145,7 @@ def e3m0(scale: str = "sampled") -> Quantiser:
 
     Args:
       scale: what s is: median, that of the unit's non-zero |x|, exactly, the lower of the two middle ones; or sampled,
-        the same of about `scale_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
+        the same of about `e3m0_kernels.SAMPLE` elements spread over the unit (all of them for as many or fewer), which
         is within a few percent of it and takes half of the time.  The method's paper (2501.18512) leaves s open.
 
     Raises:
@@ -160,8 +160,8 @@ def e3m0(scale: str = "sampled") -> Quantiser:
         UNIT,
         head=4,
         bits=4,
-        encoder=lambda x, unit, out, nonce: scale_kernels.e3m0_encode(x, unit, out, exact),
-        decoder=scale_kernels.e3m0_decode,
+        encoder=lambda x, unit, out, nonce: e3m0_kernels.e3m0_encode(x, unit, out, exact),
+        decoder=e3m0_kernels.e3m0_decode,
     )
 
 
@@ -177,8 +177,8 @@ def int8_bin_mean() -> Quantiser:
         UNIT,
         head=1024,
         bits=8,
-        encoder=lambda x, unit, out, nonce: codebook_kernels.bin_mean8_encode(x, unit, out),
-        decoder=codebook_kernels.bin_mean8_decode,
+        encoder=lambda x, unit, out, nonce: bin_mean_kernels.bin_mean8_encode(x, unit, out),
+        decoder=bin_mean_kernels.bin_mean8_decode,
     )
 
 

@@ -12,7 +12,7 @@ contributions become a step is in `moves`, what goes out in `publication`.  Sour
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ray_diloco.outer.optimizer import OuterOptimizer
 from ray_diloco.outer.payload import Bytes, Meta, gather, open_payload, require_purpose, require_whole
 from ray_diloco.outer.publication import begin_average, encode, encode_published, publish, rewrite
 from ray_diloco.outer.random_fragments import Draw, RandomFragments
+from ray_diloco.outer.replaced import encode_passed, load_replaced, remember_sent, replaced_tensors
 from ray_diloco.outer.sides import Fragment, Prepared, Side, live_anchor, live_state, spans_of
 from ray_diloco.outer.step import AVERAGE, NotFinite, Recipe
 from ray_diloco.outer.weights import factors
@@ -141,6 +142,7 @@ class AnchorShard:
         anchor: Mapping[str, torch.Tensor | Array],
         state: Mapping[str, Mapping[str, torch.Tensor | Array]],
         versions: Mapping[int, int],
+        replaced: Mapping[str, Mapping[str, Array]] | None = None,
     ) -> None:
         """Takes anchor and outer state from a checkpoint; what was open is forgotten.
 
@@ -148,6 +150,7 @@ class AnchorShard:
           anchor: fp32 tensors by name; those of other shards are not looked at.
           state: for each name of a state of the optimiser, its tensors by name.
           versions: version of each fragment.
+          replaced: what there is of `replaced_tensors`, by name.
 
         Raises:
           SyncError: RD-424, a tensor, a state or a version is missing or has another shape or dtype.
@@ -166,10 +169,18 @@ class AnchorShard:
                 place.scatter(state[state_name].get(name), live_state(k))
         for part in self._fragments:
             part.version, part.open, part.last = versions[part.index], None, None
-            part.past.clear()
             begin_average(self.recipe, part)
             publish(self.recipe, part)
+        load_replaced(self.recipe, self._fragments, self._tensors, replaced or {})
         self._founded = True
+
+    def replaced_tensors(self) -> Iterator[tuple[str, str, Array]]:
+        """Anchors that were replaced and are still needed; see `replaced.replaced_tensors`."""
+        return replaced_tensors(self.recipe, self._fragments, self._tensors)
+
+    def passed(self, fragment: int, version: int) -> Bytes | None:
+        """The message of an anchor that was replaced, in fp32; None if it is not kept."""
+        return encode_passed(self._fragment(fragment), version)
 
     def tensors(self) -> dict[str, Array]:
         """The committed anchor: read-only fp32 arrays by name, in canonical order.
@@ -232,11 +243,7 @@ class AnchorShard:
         return sent if part.live.selected is None else encode(self.recipe, part)
 
     def published(self, fragment: int) -> Bytes:
-        """What is evaluated and exported of a fragment: the anchor itself, or the average of outer iterates.
-
-        Returns:
-          uint8 [n], a read-only view, valid until it is asked for again or, for the anchor, as `payload`'s.
-        """
+        """What is evaluated and exported of a fragment, the anchor or the average of iterates; valid as `payload`'s."""
         part = self._fragment(fragment)
         payload = self._sealed(part.live)
         averaged = self.recipe.average.count(part.version) > 0
@@ -361,6 +368,7 @@ class AnchorShard:
             raise SyncError(423, f"there is no preparation {key!r} to commit", "prepare it (again) first")
         for part in opened:
             self._mover.remember(part)
+            remember_sent(self.recipe, part)
             part.live, part.spare = part.spare, part.live
             part.last, part.open = part.open, None
             part.version += 1

@@ -84,6 +84,8 @@ class Fragment:
     last: Prepared | None = None
     # Anchors by version, for contributions that were measured from them.
     past: dict[int, torch.Tensor] = field(default_factory=dict)
+    # What was sent of replaced anchors, by version, for islands that have still to adopt them.
+    passed: dict[int, torch.Tensor] = field(default_factory=dict)
     # For what is evaluated, where that is not what is sent; None until it is asked for.
     published: Writer | None = None
 

@@ -48,6 +48,8 @@ class Recipe:
       rate: factor of the learning rate by version.
       average: average of outer iterates.
       lookahead: send `A − ημu` in place of the anchor.
+      passed: anchors before the newest that islands under way have still to adopt when a round ends.
+      free: islands train at their own pace, so that a commit may hold bases of any age.
     """
 
     optimizer: OuterOptimizer
@@ -61,6 +63,8 @@ class Recipe:
     rate: OuterRate = field(default_factory=OuterRate)
     average: OuterAverage = field(default_factory=OuterAverage)
     lookahead: bool = False
+    passed: int = 0
+    free: bool = False
 
     @property
     def rule(self) -> Merge:

@@ -164,6 +164,7 @@ class Conclusions:
             told = asyncio.create_task(self._tell(due, prepared, weighed, swap, started))
             merged = [offer for offer, _ in weighed]
             self._position.credit(due.fragment, prepared, merged)
+            self._position.moved(due.fragment, due.round, prepared.version, self._rules.kept_rounds)
             if self._rules.remembers:
                 self._position.before[due.fragment] = weighed
             if self._rules.schedule.pace is not None:

@@ -7,7 +7,7 @@ metrics of the round say the same in two lines instead of six for each island an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -108,7 +108,7 @@ class Member:
       late: rounds that had closed when its offer came.
       under_way: rounds that it has offered to and not yet adopted.
       restored: its parameters and bases are those of the commit that the run went on from.
-      inherited: by fragment, the anchor of a round that was under way when that commit was made.
+      inherited: by fragment, anchors of rounds that were under way when that commit was made, oldest first.
       joined_at: versions of all anchors when it joined.
       timing: of its segments since the last round of the whole model.
       settled: it has begun to train.
@@ -130,7 +130,7 @@ class Member:
     late: set[Due] = field(default_factory=set)
     under_way: set[Due] = field(default_factory=set)
     restored: bool = False
-    inherited: dict[int, Update] = field(default_factory=dict)
+    inherited: dict[int, Sequence[Update]] = field(default_factory=dict)
     joined_at: dict[int, int] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
     settled: bool = False

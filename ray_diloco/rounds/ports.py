@@ -297,8 +297,8 @@ class Island(Protocol):
         left out of it is only forgotten then.
         """
 
-    async def join(self, updates: Sequence[Update], keep: bool = False) -> None:
-        """Sets θ (or, with `keep`, not) and B to anchors, whatever the rule: for an island that was not under way."""
+    async def join(self, updates: Sequence[Update]) -> None:
+        """Sets θ and B to anchors, whatever the rule: for an island that was not under way."""
 
     async def found(self) -> Sequence[Piece]:
         """The parameters as initialised, to become version 0 of a run that has no commit."""
@@ -352,6 +352,9 @@ class Anchor(Protocol):
 
     async def current(self, island: str) -> Sequence[Update]:
         """The committed anchor of every fragment, for an island that joins or came late."""
+
+    async def passed(self, island: str, fragment: int, version: int) -> Update | None:
+        """An anchor that was replaced before the commit that the run goes on from; None if it is not kept."""
 
     async def published(self) -> Sequence[Update]:
         """What is evaluated and exported: the mean of the anchors, or of outer iterates."""

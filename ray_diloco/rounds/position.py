@@ -39,6 +39,7 @@ class Position:
       norms: by fragment, of the last contributions that were merged, oldest first.
       legs: rounds as they were laid out, where that is decided as the run goes; oldest first, the last few.
       notes: what committed rounds came to, for those decisions: the first one and the last few.
+      made: by fragment, the newest rounds that moved its anchor, each with the version that it made.
       before: by fragment, the contributions of its newest round with their factors, where the next one needs them.
     """
 
@@ -56,6 +57,7 @@ class Position:
     norms: dict[int, list[float]] = field(default_factory=dict)
     legs: list[Leg] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    made: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     before: dict[int, Sequence[tuple[Offer, float]]] = field(default_factory=dict)
 
     def hold(self, H: int) -> tuple[int, int]:
@@ -86,6 +88,10 @@ class Position:
         if source not in self.ledgers:
             self.ledgers[source] = Ledger(source)
         return self.ledgers[source]
+
+    def moved(self, fragment: int, round_: int, version: int, kept: int) -> None:
+        """Notes which round made a version; of each fragment the last `kept`."""
+        self.made[fragment] = [*self.made.get(fragment, ()), (round_, version)][-kept:]
 
     def credit(self, fragment: int, prepared: Prepared, offers: Sequence[Offer]) -> None:
         """Books a commit: the fragment's new version, what was trained for it, and the bytes of both ways."""
@@ -122,6 +128,7 @@ class Position:
             "norms": {str(fragment): list(norms) for fragment, norms in sorted(self.norms.items())},
             "legs": [[leg.round, *leg.emissions] for leg in self.legs],
             "notes": [astuple(note) for note in self.notes],
+            "made": {str(fragment): made for fragment, made in sorted(self.made.items())},
             "before": [[*_kept(offer), factor] for _, sent in sorted(self.before.items()) for offer, factor in sent],
             "islands": {name: asdict(tally) for name, tally in sorted(self.tallies.items())},
         }
@@ -155,6 +162,7 @@ class Position:
             norms={int(fragment): list(norms) for fragment, norms in counters.get("norms", {}).items()},
             legs=[Leg(round_, tuple(emissions)) for round_, *emissions in counters.get("legs", ())],
             notes=[Note(*note) for note in counters.get("notes", ())],
+            made={int(f): [(r, v) for r, v in made] for f, made in counters.get("made", {}).items()},
             before=dict(before),
             founded=True,
         )

@@ -61,7 +61,6 @@ class Rules:
       topology: who meets whom; `remembers`: it needs the contributions of the round before.
       max_age: versions after which a contribution counts no more; 0: no such limit.
       free: islands train at their own pace, and every contribution is a round of its own.
-      reanchors: contributions are measured from the anchor as it is when they are merged, whatever their base was.
       by_speed: a free island takes steps in proportion to its speed, so that all finish together (DyLU, 2401.09135).
       round_s: seconds that every island trains for a round; 0: until its steps are done.
       exact: after an adoption the parameters of an island are the anchor that is published.
@@ -86,7 +85,6 @@ class Rules:
     remembers: bool = False
     max_age: int = 0
     free: bool = False
-    reanchors: bool = False
     by_speed: bool = False
     round_s: float = 0.0
     exact: bool = True

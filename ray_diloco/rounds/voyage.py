@@ -18,6 +18,7 @@ from ray_diloco.rounds.commits import Commits
 from ray_diloco.rounds.conclusions import Conclusions
 from ray_diloco.rounds.durability import Durability
 from ray_diloco.rounds.evaluation import Evaluation
+from ray_diloco.rounds.inherited import inherited, made_by
 from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.membership import Membership
 from ray_diloco.rounds.plans import Assignment, Planner
@@ -99,17 +100,11 @@ class Voyage:
         if any(self._island.restored[fragment].version > version for fragment, version in committed.items()):
             # It had gone on by itself when it handed over its state, and that was never committed.
             return False
-        behind = {f for f, version in committed.items() if self._island.restored[f].version < version}
-        if behind and not self._rules.free:
-            updates = await self._anchor.current(self._member.name)
-            self._member.inherited = {update.fragment: update for update in updates if update.fragment in behind}
         self._member.take_up(self._island.restored)
-        if behind and self._rules.free and self._rules.reanchors:
-            # No keeper has the anchors any more that these bases are copies of; from the present ones it comes to the
-            # same.
-            updates = [u for u in await self._anchor.current(self._member.name) if u.fragment in behind]
-            await self._island.join(updates, keep=True)
-            self._member.versions |= {update.fragment: update.version for update in updates}
+        if not self._rules.free:
+            self._member.inherited = await inherited(
+                self._anchor, self._member.name, self._member.versions, self._position
+            )
         self._member.joined_at = dict(committed)
         return True
 
@@ -300,7 +295,7 @@ class Voyage:
         if outcome.prepared is not None and not late:
             update = outcome.prepared.update_of(self._member.name)
         elif self._plans.passed(due) and due.fragment in self._member.inherited:
-            update = self._member.inherited[due.fragment]
+            update = made_by(self._member.inherited[due.fragment], due.round)
         else:
             current = await self._anchor.current(self._member.name)
             update = next(u for u in current if u.fragment == due.fragment)

@@ -47,6 +47,7 @@ class Kept:
     version: int = 0
     round: int = 0
     past: dict[int, np.ndarray] = field(default_factory=dict)
+    passed: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 Table = dict[tuple[int, str], Kept]
@@ -57,8 +58,11 @@ class SimAnchor:
 
     def __init__(self, world: World, table: Table | None) -> None:
         self._world, self._setup = world, world.setup
-        # Of earlier anchors a commit holds nothing.
-        self.table: Table = {key: replace(kept, past={}) for key, kept in (table or {}).items()}
+        # Of anchors that contributions were measured from, a commit holds those of a run at its own pace.
+        recipes = self._setup.recipes
+        self.table: Table = {
+            key: kept if recipes[key[0]].free else replace(kept, past={}) for key, kept in (table or {}).items()
+        }
         self.founded = table is not None
         self._spare: dict[str, tuple[Step, dict[str, Kept]]] = {}
         self._room = (torch.zeros(WIDTH).double(), torch.zeros(WIDTH).double())
@@ -180,7 +184,11 @@ class SimAnchor:
         """See `Anchor.commit`."""
         step, moved = self._spare.pop(key)
         for name, kept in moved.items():
-            self.table[step.fragment, name] = kept
+            before, count = self.table[step.fragment, name], self._setup.recipes[step.fragment].passed
+            passed = {v: one for v, one in before.passed.items() if v >= kept.version - count}
+            if count:
+                passed[before.version] = before.sent
+            self.table[step.fragment, name] = moved[name] = replace(kept, passed=passed)
         self._world.moved(step, moved)
         round_ = self._world.round_of(step.fragment, step.round)
         self._world.pass_driver(round_, AFTER_COMMIT)
@@ -200,6 +208,15 @@ class SimAnchor:
             found.append(self._update(fragment, name, self.table[fragment, name]))
         await asyncio.sleep(0)
         return found
+
+    async def passed(self, island: str, fragment: int, version: int) -> Update | None:
+        """See `Anchor.passed`."""
+        names = self.names(fragment)
+        name = SHARED if names == (SHARED,) else island
+        kept = self.table[fragment, name]
+        if version not in kept.passed:
+            return None
+        return self._update(fragment, name, replace(kept, sent=kept.passed[version], version=version))
 
     async def recalled(self, offer: Offer) -> Offer:
         """See `Anchor.recalled`: in memory, a commit keeps payloads with their offers."""

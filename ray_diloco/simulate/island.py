@@ -184,15 +184,12 @@ class SimIsland:
         for update in updates:
             self._take(update, self._setup.adopts[update.fragment] is not None)
 
-    async def join(self, updates: Sequence[Update], keep: bool = False) -> None:
+    async def join(self, updates: Sequence[Update]) -> None:
         """See `Island.join`."""
         await self._trouble.called()
         await self._receive(updates)
-        theta = self._theta.copy()
         for update in updates:
             self._take(update, by_rule=False)
-        if keep:
-            self._theta = theta
 
     async def _receive(self, updates: Sequence[Update]) -> None:
         await self._link.transfer(sum(update.nbytes for update in updates), DOWN)

@@ -90,8 +90,19 @@ REFUSED = {
     "signs for an optimiser that wants sizes": (
         138, ["codec.up.kind=dct", "codec.up.values=sign"], "outer.kind=nesterov", "outer.kind=sign",
     ),
-    "feedback on elements that change": (
-        139, ["fragments.kind=random", "codec.up.kind=int4", "codec.up.feedback=true"], "feedback=true", "kind=mask",
+    "elements drawn for a version that is over": (
+        139, ["fragments.kind=random", "schedule.lag=1"], "schedule.lag=1", "schedule.lag=0",
+    ),
+    "elements of a channel drawn for a version that is over": (
+        139, ["channels.fast.fragments.kind=random", "channels.fast.schedule.lag=1"],
+        "channels.fast.schedule.lag=1", "channels.fast.schedule.lag=0",
+    ),
+    "drawn elements that come too late": (
+        139, ["fragments.kind=random", "quorum.kind=at_least", "quorum.n=2", "quorum.late=carry"],
+        "quorum.late=carry", "late=drop",
+    ),
+    "drawn elements at an own pace": (
+        139, [*ASYNC, "fragments.kind=random"], "quorum.kind=immediate", "at_least",
     ),
     "a transform of scattered elements": (
         139, ["fragments.kind=random", "codec.up.kind=dct"], "codec.up.kind=dct", "fragments.kind=whole",

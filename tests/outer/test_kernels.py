@@ -2,9 +2,9 @@ import inspect
 
 import pytest
 
-from ray_diloco.outer import codebook_kernels, scale_kernels, sparse_kernels
+from ray_diloco.outer import bin_mean_kernels, codebook_kernels, e3m0_kernels, scale_kernels, sparse_kernels
 
-FAMILIES = (scale_kernels, codebook_kernels, sparse_kernels)
+FAMILIES = (scale_kernels, e3m0_kernels, bin_mean_kernels, codebook_kernels, sparse_kernels)
 
 
 def compiled_functions(module):

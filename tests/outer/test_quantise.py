@@ -122,11 +122,14 @@ def means(sums, codes):
 
 def bin_mean8_reference(values):
     mean, sigma = mean_and_sigma(values)
-    inverse = 256.0 / (6.0 * sigma) if sigma > 0 else 0.0
-    codes = np.clip((values.astype(np.float64) - (mean - 3.0 * sigma)) * inverse, 0, 255).astype(np.uint8)
-    sums = np.zeros(256)
-    np.add.at(sums, codes, values.astype(np.float64))
-    book = means(sums, codes)
+    low, inverse = mean - 3.0 * sigma, 256.0 / (6.0 * sigma) if sigma > 0 else 0.0
+    if 2.0**-100 < sigma < 2.0**120:
+        codes = np.clip((values - f32(low)) * f32(inverse), f32(0), f32(255)).astype(np.uint8)
+    else:
+        codes = np.clip((values.astype(np.float64) - low) * inverse, 0, 255).astype(np.uint8)
+    sums = np.zeros((256, 4))
+    np.add.at(sums, (codes, np.arange(values.size) % 4), values.astype(np.float64))
+    book = means((sums[:, 0] + sums[:, 1]) + (sums[:, 2] + sums[:, 3]), codes)
     return np.concatenate([fp32_bytes(*book), codes]), book[codes]
 
 

@@ -5,11 +5,10 @@ import pytest
 from feedback_world import LAYOUT, META, SMALL, TENSORS, WHOLE, Rank, drawn
 from outer_world import chunk_size
 
-from ray_diloco.outer.codec import Bf16, Fp32, codec_of
+from ray_diloco.outer.codec import Bf16, codec_of
 from ray_diloco.outer.dct import Dct
 from ray_diloco.outer.error_feedback import Feedback
 from ray_diloco.outer.layout import Range
-from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shaped import codec_by_name
 
 
@@ -114,9 +113,3 @@ def test_without_feedback_acknowledgements_change_nothing():
     rank.say(drawn(0), Bf16())
     rank.exchange.acknowledge(WHOLE, False)
     assert rank.exchange.state(with_parameters=False) == {}
-
-
-def test_random_fragments_have_no_feedback():
-    rank = Rank(Feedback())
-    with pytest.raises(ValueError, match="random fragments go with neither"):
-        rank.exchange.emit(WHOLE, Fp32(), META, Selection("bernoulli", 0.5, 0, 0))

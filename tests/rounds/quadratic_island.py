@@ -25,7 +25,7 @@ from ray_diloco.inner.corrections import next_control
 from ray_diloco.inner.optimizer import OPTIMIZERS
 from ray_diloco.inner.schedule import learning_rate_factor
 from ray_diloco.outer.adopt import AdoptChunk
-from ray_diloco.outer.exchange import KEEP, OVERWRITE
+from ray_diloco.outer.exchange import OVERWRITE
 from ray_diloco.rounds.ports import (
     BlockLoss,
     Emission,
@@ -172,12 +172,11 @@ class QuadraticIsland:
         rule.apply(chunk)
         self.live[k][where], self.base[k][where], self.kept[k][where] = chunk.theta, chunk.base, values
 
-    async def join(self, updates, keep=False):
-        rule = KEEP if keep else OVERWRITE
+    async def join(self, updates):
         await asyncio.sleep(0.05)
         order = [0, *range(len(self.world.channels) - 1, 0, -1)]
         for update in sorted(updates, key=lambda u: order.index(self.world.keeper.channel(u.fragment))):
-            self.take(self.world.keeper.channel(update.fragment), update, rule)
+            self.take(self.world.keeper.channel(update.fragment), update, OVERWRITE)
 
     async def found(self):
         return [Piece(0, 8 * DIM, self.theta.clone())]

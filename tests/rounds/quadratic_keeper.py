@@ -41,6 +41,7 @@ class Kept:
     sent: torch.Tensor
     version: int = 0
     past: dict[int, torch.Tensor] = field(default_factory=dict)
+    passed: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Keeper:
@@ -180,6 +181,10 @@ class Keeper:
         fragment, moved = self.spare.pop(key)
         k = self.channel(fragment)
         for name, new in moved.items():
+            old = self.kept[fragment, name]
+            # As many as the recipe says that a commit needs, and not one more.
+            new.passed = {**old.passed, old.version: old.sent.clone()}
+            new.passed = {v: sent for v, sent in new.passed.items() if v >= new.version - self.recipes[k].passed}
             self.kept[fragment, name] = new
         if self.world.channels[k].signal != CONTROL:
             for j in range(1, len(self.world.cuts)):
@@ -208,6 +213,11 @@ class Keeper:
             found.append(Update(number, kept.version, (Piece(0, 8 * len(kept.sent), (kept.where, kept.sent)),)))
         await asyncio.sleep(0.001)
         return found
+
+    async def passed(self, island, fragment, version):
+        kept = self.of(fragment, SHARED if self.world.anchors == (SHARED,) else island)
+        sent = kept.passed.get(version)
+        return None if sent is None else Update(fragment, version, (Piece(0, 8 * len(sent), (kept.where, sent)),))
 
     async def recalled(self, offer):
         sent = self.world.saved[self.world.began - 1].snapshot.sent[offer.fragment]

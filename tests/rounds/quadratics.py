@@ -225,7 +225,6 @@ class World:
             "remembers": config.stale.own_fresh,
             "max_age": config.stale.max_age,
             "free": is_free(config),
-            "reanchors": config.stale.reanchor,
             "by_speed": config.inner.work == "by_speed",
             "round_s": config.inner.round_seconds,
             "exact": is_exact(config),
@@ -251,9 +250,11 @@ class World:
                 json.loads(json.dumps(snapshot.counters)),
             )
             self.keeper.kept, self.keeper.founded = copy.deepcopy(self.saved[-1].kept), True
-            for kept in self.keeper.kept.values():
-                # A commit holds the present anchors alone.
-                kept.past.clear()
+            for (fragment, _), kept in self.keeper.kept.items():
+                # Of the anchors that contributions were measured from, a commit holds those of a run at its own pace.
+                recipe = self.keeper.recipes[self.keeper.channel(fragment)]
+                most = (4 if recipe.max_age is None else recipe.max_age) if recipe.free else 0
+                kept.past = {v: one for v, one in kept.past.items() if v >= kept.version - most}
 
         async def main():
             run = Run(self.rules(), self.position, self, self.keeper, self, self, self.owes_evaluation)

@@ -1,93 +1,22 @@
-"""The run loop with the blocks that change it: overlap, lanes, carried offers, own pace, anchors per island, resume."""
-
-import json
+"""The run loop with the blocks that change it: overlap, lanes, carried offers, own pace, anchors per island."""
 
 import numpy as np
 import pytest
-from quadratics import DIM, PER_STEP, TOKENS, IslandLost, World
+from loop_methods import (
+    ALL,
+    ASYNC,
+    AT_OWN_PACE,
+    BY_CHANGE,
+    DYLU,
+    NESTED,
+    SPEEDS,
+    STREAMING,
+    THREE,
+    finished,
+)
+from quadratics import DIM, PER_STEP, IslandLost, World
 
 from ray_diloco.outer.layout import total
-
-PLAIN = ("inner.clip=0", "inner.lr=0.05", "inner.schedule.warmup_steps=3")
-THREE = ("islands.count=3", *PLAIN)
-STREAMING = ("algorithm=streaming", *THREE, "codec.up.kind=fp32", "inner.H=4", "run.rounds=6")
-DELAYED = ("algorithm=delayed", *THREE, "inner.H=3", "run.rounds=7")
-ASYNC = ("algorithm=async_nesterov", *THREE, "inner.H=3", "run.rounds=6", "outer.lr=0.2")
-DYLU = ("algorithm=async_dn_dylu", *THREE, "inner.H=6", "run.rounds=6")
-EAGER = ("algorithm=eager", *THREE, "inner.H=3", "run.rounds=6")
-NOLOCO = ("algorithm=noloco", *THREE, "inner.H=3", "run.rounds=6")
-DECOUPLED = ("algorithm=decoupled", *THREE, "codec.up.kind=fp32", "inner.H=9", "run.rounds=4")
-NESTED = ("algorithm=sparta_diloco", *THREE, "channels.sparta.fragments.p=0.25", "inner.H=4", "run.rounds=5")
-SCAFFOLD = ("algorithm=scaffold", *THREE, "inner.H=3", "channels.control.H=3", "run.rounds=6")
-SPARSE = ("algorithm=sparseloco", *THREE, "codec.up.values=fp32", "codec.up.block=9", "codec.up.k=2", "inner.H=3")
-REBASED = (*STREAMING, "adopt.kind=rebase", "schedule.delay=2")
-BY_CHANGE = (*REBASED, "fragments.kind=layers", "fragments.size=1", "schedule.priority=true", "inner.H=6")
-SHORTER = (*DELAYED, "inner.H=5", "schedule.adaptive=loss", "schedule.least=2")
-LONGER = (
-    *STREAMING,
-    "schedule.adaptive=rate",
-    "schedule.growth=0.1",
-    "schedule.most=9",
-    "inner.schedule.warmup_steps=0",
-)
-LONGER += ("inner.schedule.kind=cosine", "inner.schedule.total_steps=40")
-SPEEDS = {"i0": 1.0, "i1": 1.7, "i2": 2.9}
-
-IN_STEP = {
-    "streaming": STREAMING,
-    "rebased": REBASED,
-    "delayed": DELAYED,
-    "delayed fragments": (*DELAYED, "fragments.kind=layers", "fragments.size=2"),
-    "decoupled": DECOUPLED,
-    "nested": NESTED,
-    "scaffold": SCAFFOLD,
-    "sparse": SPARSE,
-    "sparse and delayed": (*SPARSE, "schedule.lag=1"),
-    "noloco": NOLOCO,
-    "by change": BY_CHANGE,
-    "shorter": SHORTER,
-    "longer": LONGER,
-    "eager": EAGER,
-}
-AT_OWN_PACE = {
-    "async": ASYNC,
-    "dylu": DYLU,
-    "heloco": ("algorithm=heloco", *ASYNC[1:]),
-    "easgd": ("algorithm=easgd", *ASYNC[1:]),
-}
-ALL = IN_STEP | AT_OWN_PACE
-
-
-def books(world):
-    """Credited blocks, after a check that each was trained, and that all that were issued are accounted for."""
-    (ledger,) = world.position.ledgers.values()
-    assert ledger.balanced()
-    credited = {v for r in ledger.credited for v in range(r.start, r.stop)}
-    assert credited <= {v for name in world.names for step in world.steps_of(name) for v in step}
-    assert world.position.tokens == TOKENS * len(credited)
-    assert sum(tally.tokens for tally in world.position.tallies.values()) == world.position.tokens
-    return credited
-
-
-def finished(world):
-    """Runs to the end, where nothing is left in anybody's hands."""
-    assert world.run() == "finished"
-    books(world)
-    (ledger,) = world.position.ledgers.values()
-    assert ledger.in_flight == 0
-    assert not world.keeper.spare
-    return world
-
-
-def state_of(world):
-    """Everything that a run leaves behind, but for what islands remember."""
-    kept = world.keeper.kept
-    return (
-        {key: (one.version, one.anchor.tolist(), [s.tolist() for s in one.state]) for key, one in kept.items()},
-        {name: ledger.to_json() for name, ledger in world.position.ledgers.items()},
-        (world.position.round, world.position.step, world.position.tokens),
-    )
-
 
 # Losses.
 
@@ -133,107 +62,6 @@ def test_an_island_that_joins_between_emission_and_adoption_takes_the_anchor_as_
         assert np.abs(world.model).max() < 4
         for island in world.islands.values():
             assert np.abs(island.theta.numpy()).max() < 4
-
-
-# Resume.
-
-
-def counted(order):
-    """A tape without the segments that a stop has cut off: they are opened again."""
-    kept, waiting = [], set()
-    for kind, island in reversed(order):
-        if kind == "round_committed":
-            waiting.add(island)
-        elif island not in waiting:
-            continue
-        else:
-            waiting.discard(island)
-        kept.append((kind, island))
-    return kept[::-1]
-
-
-def with_stops(settings, stops, **arguments):
-    """The last world of a run that was asked to stop so many times, and the order of all that happened."""
-    saved, order = [], []
-    for stop_at in (*stops, None):
-        world = World(*settings, saved=saved, stop_at=stop_at, **arguments)
-        status = world.run()
-        assert status == ("finished" if world.position.round == world.rules().schedule.rounds else "stopped")
-        saved = world.saved
-        # One that stopped before its first commit goes on from where it began.
-        order += counted(world.order)
-        books(world) if not world.began else None
-    assert status == "finished"
-    return world, order
-
-
-@pytest.mark.parametrize("stops, every", [((6.3, 4.1, 8.2), 1), ((10.5, 3.3, 6.06), 2), ((5.02, 7.6, 9.7), 2)])
-@pytest.mark.parametrize("method", IN_STEP)
-def test_three_stops_change_no_bit(method, every, stops):
-    settings = (*IN_STEP[method], f"checkpoint.every={every}")
-    straight = finished(World(*settings))
-    world, _ = with_stops(settings, stops)
-    assert state_of(world) == state_of(straight)
-    for name, island in world.islands.items():
-        assert island.theta.tolist() == straight.islands[name].theta.tolist()
-
-
-@pytest.mark.parametrize("method", [method for method in IN_STEP if method not in ("nested", "scaffold")])
-def test_a_run_that_was_finished_and_is_lengthened_equals_one_that_was_long_from_the_start(method):
-    straight = finished(World(*IN_STEP[method], "run.rounds=4"))
-    saved = []
-    for rounds in (1, 3, 4):
-        world = World(*IN_STEP[method], f"run.rounds={rounds}", saved=saved)
-        assert world.run() == "finished"
-        saved = world.saved
-    assert state_of(world) == state_of(straight)
-    for name, island in world.islands.items():
-        assert island.theta.tolist() == straight.islands[name].theta.tolist()
-
-
-@pytest.mark.parametrize("merge_s", [1.6, 2.7])
-@pytest.mark.parametrize("method", ["streaming", "rebased", "delayed", "decoupled", "sparse and delayed"])
-def test_three_stops_change_no_bit_where_merges_take_longer_than_steps(method, merge_s):
-    settings = ALL[method]
-    straight = finished(World(*settings, merge_s=merge_s, speed={"i1": 1.3}))
-    world, _ = with_stops(settings, (9.3, 12.1, 11.7), merge_s=merge_s, speed={"i1": 1.3})
-    assert state_of(world) == state_of(straight)
-
-
-@pytest.mark.parametrize("stops", [(), (6.3, 7.1, 9.2)])
-@pytest.mark.parametrize("method", AT_OWN_PACE)
-def test_a_tape_replays_a_run_at_its_own_pace_to_the_same_bytes(method, stops):
-    settings = AT_OWN_PACE[method] if method != "dylu" else (*DYLU, "inner.work=fixed")
-    world, order = with_stops(settings, stops, speed=SPEEDS)
-    again = finished(World(*settings, tape=order))
-    assert again.order == order
-    if method == "easgd" and stops:
-        # Who goes on after a stop measures from another anchor than it began at, and rounds otherwise.
-        np.testing.assert_allclose(again.model, world.model, rtol=1e-12)
-        assert state_of(again)[1:] == state_of(world)[1:]
-        return
-    assert state_of(again) == state_of(world)
-    if not stops:
-        one, other = (
-            [(f, {n: a.tolist() for n, a in all_.items()}) for f, all_ in w.anchors_after] for w in (world, again)
-        )
-        assert json.dumps(one) == json.dumps(other)
-
-
-def test_a_tape_of_islands_that_work_by_speed_replays_to_the_same_bytes():
-    world = finished(World(*DYLU, speed=SPEEDS))
-    again = finished(World(*DYLU, speed=SPEEDS, tape=world.order))
-    assert state_of(again) == state_of(world)
-
-
-def test_a_state_that_an_island_reached_by_itself_is_not_taken_up():
-    world = World(*ASYNC, speed={"i0": 1.0, "i1": 1.0, "i2": 9.0}, stop_at=40.0)
-    world.run()
-    # Before the last commit, the slow island had still to hand over what it went on to.
-    early = World(*ASYNC, saved=world.saved[:1], speed=world.speed)
-    versions = early.saved[0].snapshot.versions
-    assert early.run() == "finished"
-    assert any(state[0]["versions"][0].version > versions[0] for state in early.saved[0].inner.values() if state)
 
 
 # Quorums.

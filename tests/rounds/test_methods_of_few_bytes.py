@@ -77,6 +77,30 @@ def test_sparta_averages_a_random_part_after_every_step(draw):
     same(world.model, A)
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+def test_sparta_with_feedback_keeps_what_a_draw_could_not_say(decay):
+    coded = ("codec.up.kind=topk", "codec.up.block=4", "codec.up.k=1", "codec.up.feedback=true")
+    settings = ("fragments.p=0.25", "inner.H=2", f"codec.up.decay={decay}", "run.rounds=20")
+    world = ran("sparta", *THREE, *PLAIN, *settings, *coded)
+    islands, theta, A = locals_of(world), {n: START.copy() for n in NAMES}, START.copy()
+    base, e = {n: START.copy() for n in NAMES}, {n: np.zeros(DIM) for n in NAMES}
+    for t in range(20):
+        at, sent = Selection("bernoulli", 0.25, 0, t).positions((Range(0, DIM),)), []
+        for n in NAMES:
+            theta[n] = islands[n].steps(theta[n], 2)
+            waiting = decay * e[n][at] + base[n][at] - theta[n][at]
+            q = np.zeros(len(at))
+            for k in range(0, len(at), 4):
+                largest = k + np.argmax(np.abs(waiting[k : k + 4]))
+                q[largest] = waiting[largest]
+            e[n][at] = waiting - q
+            sent.append(q)
+        A[at] -= np.mean(sent, axis=0)
+        for n in NAMES:
+            theta[n][at] = base[n][at] = A[at]
+    same(world.model, A)
+
+
 def test_sparta_inside_diloco_is_a_part_of_its_inner_steps():
     settings = ("channels.sparta.fragments.p=0.25", "inner.H=6", "run.rounds=4")
     world = ran("sparta_diloco", *THREE, *PLAIN, *settings)

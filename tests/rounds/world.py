@@ -271,7 +271,7 @@ class SimIsland:
         norm = self.world.norms.get((self.name, self.incarnation, round_), float(np.linalg.norm(delta)))
         return Emission((Piece(0, 8 * DIM, delta),), norm, bool(np.isfinite(delta).all()))
 
-    async def join(self, updates, keep=False):
+    async def join(self, updates):
         await self.adopt(updates, {})
 
     async def adopt(self, updates, merged):
