@@ -49,6 +49,8 @@ from ray_diloco.planning.remembered import remember
 ANSWER_S = 60.0
 STREAMS = 4
 MEASURE_S = 2.0
+# Times there and back that a measurement lasts at least: over the wanlab's links a cold connection grew for 28.
+_ROUND_TRIPS = 30
 # Questions after the time of a node; the one with the shortest way counts.
 _CLOCK_ASKS = 3
 
@@ -76,9 +78,12 @@ class Probe:
         return try_to_reach(source, target, address, port)
 
     def measure(self, source: str, target: str, address: str, port: int, seconds: float) -> Measured:
-        """Measures a link from here, in one stream and in several."""
-        rates = [rate_mbit(address, port, streams, seconds) for streams in (1, STREAMS)]
-        return Measured(source, target, round_trip_s(address, port), rates[0], rates[1], STREAMS)
+        """Measures a link from here, in one stream and in several; `seconds` each, or more where the way is long."""
+        rtt_s = round_trip_s(address, port)
+        seconds = max(seconds, _ROUND_TRIPS * rtt_s)
+        # One stream goes last: the kernel remembers of those before how far a connection may grow, as Ray's have grown.
+        several, one = (rate_mbit(address, port, streams, seconds) for streams in (STREAMS, 1))
+        return Measured(source, target, rtt_s, one, several, STREAMS)
 
     def sees(self, path: str) -> bool:
         """Whether a file is there."""
