@@ -120,7 +120,8 @@ class Regions:
         (first, address), *others = self.addresses.items()
         served = [f"--dashboard-host={address}", f"--dashboard-port={DASHBOARD}"] if dashboard else []
         self._process(first, [
-            RAY, "start", "--head", "--block", f"--port={PORT}", f"--node-ip-address={address}", *common, *served,
+            str(ROOT / "jobs" / "with_tls.sh"), RAY, "start", "--head", "--block", f"--port={PORT}",
+            f"--node-ip-address={address}", *common, *served,
             f"--include-dashboard={dashboard}", f"--labels=ray.io/availability-region={first}",
             f"--temp-dir={self.folder}/{first}", "--disable-usage-stats", *(f"--{k}={v}" for k, v in PORTS.items()),
         ])  # fmt: skip
