@@ -87,6 +87,9 @@ class Regions:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "10",
+            # As in cluster.yaml and jobs/join.sh.
+            "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+            "REPORTER_UPDATE_INTERVAL_MS": "60000",
             **environment,
         }
         self._environment.pop("RAY_ADDRESS", None)
