@@ -1,10 +1,12 @@
 # What the scripts of this folder share; they source it.  After it the current folder is the repository.
 #
-#   RAY  the ray command (default .venv/bin/ray, else the one on PATH)
+#   RAY   the ray command (default .venv/bin/ray, else the one on PATH)
+#   RUNS  folder of all runs on the head (default ~/ray_diloco/runs)
 
 script=$(basename "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ray=${RAY:-$([[ -x .venv/bin/ray ]] && echo .venv/bin/ray || echo ray)}
+runs=${RUNS:-'~/ray_diloco/runs'}
 token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 
 fail() {
@@ -56,9 +58,10 @@ print(json.dumps({"excludes": sys.argv[1:], "env_vars": passed}))
   "$ray" job submit --address "$address" --working-dir . --runtime-env-json "$runtime" "$@"
 }
 
-# The same for a question: of what is printed the answer alone, without the lines of Ray, which begin with a time.
+# The same for a question: of what is printed the answer alone, without the lines of Ray, which begin with a time, and
+# once; of a job that failed Ray prints it again.
 ask() {
   use_dashboard
   submit --log-color false -- ray-diloco "$@" 2>&1 |
-    sed -E '/^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:,]+|^Running entrypoint for job|^uploading /d'
+    sed -E -e '/Status message: Job entrypoint command failed/,$d' -e '/^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:,]+|^Running entrypoint for job|^uploading /d'
 }

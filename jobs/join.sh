@@ -42,8 +42,30 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
 
 use_tls
 
+# Whether the head takes this machine's credentials: Ray would try for minutes, and not say what is wrong without TLS.
+# A head that does not listen may come yet.
+python=$(dirname "$(command -v "$ray")")/python
+refused=$([[ ! -x $python ]] || "$python" -c '
+import socket, sys
+from ray_diloco.cluster.credentials import credentials
+from ray_diloco.errors import SecurityError
+host, port = sys.argv[1:]
+try:
+    socket.create_connection((host, int(port)), 10).close()
+    with credentials(f"{host}:{port}", 10):
+        pass
+except SecurityError as error:
+    print(error)
+except OSError:
+    pass
+' "$head" "${GCS_PORT:-6379}" 2>/dev/null) || true
+[[ -z $refused ]] || fail "$refused"
+
 # A head that is away for a while (it restarts with its state) must not end the island.
 export RAY_gcs_rpc_server_reconnect_timeout_s=${RAY_gcs_rpc_server_reconnect_timeout_s:-600}
+# How often this machine tells the head how its processes do, for the dashboard and Ray's own metrics: each time 27 kB,
+# and every 5 s by default.
+export REPORTER_UPDATE_INTERVAL_MS=${REPORTER_UPDATE_INTERVAL_MS:-60000}
 # Commands in a job come from the PATH of the node's process.
 PATH=$PWD/.venv/bin:$PATH
 exec "$ray" start --address "$head:${GCS_PORT:-6379}" --node-ip-address "$own" "${labels[@]}" --block \

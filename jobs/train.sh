@@ -10,18 +10,20 @@
 #   FOLLOW=no    return when the job is accepted
 #   RAY          the ray command (default .venv/bin/ray, else the one on PATH)
 # A cluster that asks for a token gets the one in ~/.ray/auth_token: copy it from the head.
-# Leaving with Ctrl-C leaves the job running.  `jobs/status.sh RUN` says where it stands, `jobs/stop.sh RUN` ends it at
-# its newest commit.
+# Leaving with Ctrl-C leaves the job running; `jobs/job.sh logs -f ID` follows its log again.  `jobs/status.sh RUN` says
+# where it stands, `jobs/stop.sh RUN` ends it at its newest commit.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 use_dashboard
 
-run=run runs=${RUNS:-'~/ray_diloco/runs'}
+run=run
 for argument in "$@"; do
   [[ $argument != run.name=* && $argument != sweep=* ]] || run=${argument#*=}
 done
 follow=()
 [[ ${FOLLOW:-yes} != no ]] || follow=(--no-wait)
-# The job is named after the run, so that `ray job list` can be read.
-submit --submission-id "${run//[^A-Za-z0-9._-]/-}-$(date -u +%Y%m%d-%H%M%S)-$$" "${follow[@]}" \
+# The job is named after the run, so that `jobs/job.sh list` can be read.
+id=${run//[^A-Za-z0-9._-]/-}-$(date -u +%Y%m%d-%H%M%S)-$$
+echo "job $id; its log from anywhere: jobs/job.sh logs -f $id"
+submit --submission-id "$id" "${follow[@]}" \
   -- ray-diloco "${COMMAND:-train}" ray.address=auto run.root="$runs" "$@"

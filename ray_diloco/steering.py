@@ -3,7 +3,8 @@
     ray-diloco scale RUN 3            ray-diloco drain RUN eu-1
     ray-diloco scale RUN eu=2 us=1    ray-diloco status RUN
 
-They find its driver wherever it runs (`cluster/control.py`) and say what it answered.
+They find its driver wherever it runs (`cluster/control.py`) and say what it answered.  A run that has ended has no
+driver; `status` reads in its tape how it did.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import argparse
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_diloco.errors import EXIT_FINISHED, ConfigError
+from ray_diloco.errors import EXIT_FINISHED, ClusterError, ConfigError
+from ray_diloco.observe.lines import read_lines
+from ray_diloco.observe.view import RunView
 
 if TYPE_CHECKING:
     from ray_diloco.cluster.control import Control
-    from ray_diloco.observe.view import RunView
+
+# What a command that ends a run writes last, and what the run is then.
+_ENDS = {"run_finished": "finished", "run_stopped": "stopped", "run_failed": "failed"}
 
 
 def add_commands(commands: Any) -> None:
@@ -34,7 +40,7 @@ def add_commands(commands: Any) -> None:
     drain.add_argument("island", metavar="ISLAND", help="name of the island")
     drain.set_defaults(handler=_drain)
 
-    status = commands.add_parser("status", help="where a run under way stands, and its islands")
+    status = commands.add_parser("status", help="where a run stands, and its islands")
     _add_run(status)
     status.add_argument("--json", action="store_true", help="print it as JSON")
     status.set_defaults(handler=_status)
@@ -82,8 +88,14 @@ def _drain(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    with _control(arguments) as run:
-        view = run.view()
+    try:
+        with _control(arguments) as run:
+            view = run.view()
+    except ClusterError as error:
+        past = ended(Path(arguments.root).expanduser() / arguments.run) or ended(Path(arguments.run))
+        if error.number != 205 or past is None:
+            raise
+        view = past
     print(json.dumps(asdict(view), indent=2) if arguments.json else "\n".join(lines_of(view)))
     return EXIT_FINISHED
 
@@ -93,6 +105,19 @@ def _stop(arguments: argparse.Namespace) -> int:
         run.stop()
         print("stopping at the newest commit; the same command goes on from there")
     return EXIT_FINISHED
+
+
+def ended(folder: Path) -> RunView | None:
+    """How a run ended, from the tape in its folder; None where there is none, or it does not say."""
+    view, status = RunView(folder.name, "", 0, 0), ""
+    for event in read_lines(folder / "events.jsonl"):
+        known = {key: event[key] for key in ("round", "rounds", "tokens") if event.get(key) is not None}
+        if event["event"] in ("run_started", "run_resumed", "round_committed"):
+            view, status = replace(view, **known), ""
+        elif event["event"] == "evaluation":
+            view = replace(view, eval_loss=event["loss"], eval_ppl=event["ppl"])
+        status = _ENDS.get(event["event"], status)
+    return replace(view, status=status) if status else None
 
 
 def lines_of(view: RunView) -> list[str]:

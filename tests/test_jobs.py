@@ -110,7 +110,8 @@ def test_a_run_is_submitted_with_its_arguments_untouched(ray: Path, dashboard: s
     assert arguments[:4] == ["job", "submit", "--address", dashboard]
     command = ["ray-diloco", "train", "ray.address=auto", "run.root=~/ray_diloco/runs"]
     assert arguments[arguments.index("--") + 1 :] == [*command, "run.name=a b", "islands.names=[eu,us]"]
-    assert re.fullmatch(r"a-b-[-0-9]+", arguments[arguments.index("--submission-id") + 1])
+    name = arguments[arguments.index("--submission-id") + 1]
+    assert re.fullmatch(r"a-b-[-0-9]+", name) and f"jobs/job.sh logs -f {name}\n" in done.stdout
     assert "RAY_AUTH_MODE=token" not in (ray.parent / "environment").read_text()
 
 
@@ -156,15 +157,43 @@ def test_a_cluster_that_asks_for_a_token_is_shown_it(ray: Path, closed_dashboard
     assert "RAY_AUTH_MODE=token" in (ray.parent / "environment").read_text().splitlines()
 
 
-@pytest.mark.parametrize("name", ["status", "stop", "scale", "drain"])
-def test_a_run_is_spoken_to_through_the_dashboard(ray: Path, dashboard: str, name: str) -> None:
+# A run that has ended has left its tape in the folder of all runs.
+@pytest.mark.parametrize(
+    "name, more", [("status", ["--root", "~/ray_diloco/runs"]), ("stop", []), ("scale", []), ("drain", [])]
+)
+def test_a_run_is_spoken_to_through_the_dashboard(ray: Path, dashboard: str, name: str, more: list[str]) -> None:
     done = run(f"{name}.sh", "far", "eu=2", ray=ray, RAY_ADDRESS=dashboard)
     assert done.returncode == 0, done.stderr
     arguments = handed_over(ray)
-    assert arguments[arguments.index("--") + 1 :] == ["ray-diloco", name, "far", "eu=2"]
+    assert arguments[arguments.index("--") + 1 :] == ["ray-diloco", name, *more, "far", "eu=2"]
     assert arguments[arguments.index("--working-dir") + 1] == "."
     done = run(f"{name}.sh", ray=ray, RAY_ADDRESS=dashboard)
     assert (done.returncode, "the run's name is missing" in done.stderr) == (2, True)
+
+
+def test_what_a_run_answers_is_printed_once_and_without_the_words_of_ray(ray: Path, dashboard: str) -> None:
+    answer = "RD-205: no run named 'far' is under way\n  mend: see that it runs\n"
+    at = "2026-11-30 13:47:07,188\t"
+    # As Ray 2.60 prints the log of a job that fails.
+    said = [f"{at}INFO cli.py:351 -- Tailing logs\n", "Running entrypoint for job raysubmit_1: ray-diloco\n", answer]
+    said += [
+        f"{at}ERR cli.py:75 -- Job 'raysubmit_1' failed\n",
+        f"{at}INFO cli.py:89 -- Status message: Job entrypoint ",
+    ]
+    said += ["command failed with exit code 4, last available logs (truncated to 20,000 chars):\n", answer]
+    (ray.parent / "said").write_text("".join(said))
+    ray.write_text(f"#!/usr/bin/env bash\ncat {ray.parent}/said\nexit 1\n")
+    done = run("status.sh", "far", ray=ray, RAY_ADDRESS=dashboard)
+    assert (done.returncode, done.stdout) == (1, answer)
+
+
+def test_the_job_itself_is_asked_with_the_token_of_the_cluster(ray: Path, closed_dashboard: str) -> None:
+    write_token(ray)
+    done = run("job.sh", "logs", "-f", "far-1", ray=ray, RAY_ADDRESS=closed_dashboard)
+    assert done.returncode == 0, done.stderr
+    assert handed_over(ray) == ["job", "logs", "--address", closed_dashboard, "-f", "far-1"]
+    assert "RAY_AUTH_MODE=token" in (ray.parent / "environment").read_text().splitlines()
+    assert run("job.sh", ray=ray, RAY_ADDRESS=closed_dashboard).returncode == 2
 
 
 def test_a_cluster_that_does_not_answer_is_named(ray: Path) -> None:

@@ -87,6 +87,32 @@ def test_a_run_that_is_not_under_way_is_named(tmp_path, monkeypatch):
     assert (refused.value.number, "no run named 'gone' is under way" in refused.value.what) == (205, True)
 
 
+def test_the_status_of_a_run_that_has_ended_is_read_from_its_tape(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    tape = [
+        {"event": "run_started", "run": "past", "islands": ["a"], "rounds": 9},
+        {"event": "round_committed", "round": 1, "rounds": 9, "tokens": 100},
+        {"event": "run_stopped", "round": 1, "rounds": 9, "reason": "asked to"},
+        {"event": "run_resumed", "run": "past", "round": 1, "rounds": 9, "tokens": 100},
+        {"event": "round_committed", "round": 2, "rounds": 9, "tokens": 200},
+    ]
+    (tmp_path / "past").mkdir()
+
+    def write(events):
+        (tmp_path / "past" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+    write(tape)
+    assert main(["status", "past", "--root", str(tmp_path)]) == 4
+    assert "RD-205" in capsys.readouterr().err, "it may be under way, or was killed"
+    write([*tape, {"event": "run_failed", "round": 2, "reason": "no room"}])
+    monkeypatch.chdir(tmp_path)
+    for words in (["past", "--root", str(tmp_path)], ["past", "--root", "."], ["./past"]):
+        assert main(["status", *words]) == 0
+        assert capsys.readouterr().out == "past failed: round 2 of 9, 200 tokens committed\n"
+    assert main(["stop", "past", "--root", str(tmp_path)]) == 4
+
+
 @pytest.mark.parametrize(
     ("error", "left"), [(CheckpointError(530, "it is held", "wait"), "first:1"), (KeyboardInterrupt(), None)]
 )

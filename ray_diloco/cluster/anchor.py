@@ -64,6 +64,7 @@ class AnchorSettings:
       alive_s: seconds that a living shard may be silent.
       losses: shards that may be lost in a row without a durable commit in between.
       faults: what goes wrong on purpose, with shards and the driver.
+      region_label: label of nodes that names their region.
     """
 
     channels: tuple[Channel, ...]
@@ -76,6 +77,7 @@ class AnchorSettings:
     alive_s: float = 60.0
     losses: int = 6
     faults: Misfortunes = NO_FAULTS
+    region_label: str = ""
 
 
 class RayAnchor:
@@ -111,7 +113,7 @@ class RayAnchor:
         self._newest: dict[int, Mapping[str, Update]] = {}
         self._prepared: dict[str, Mapping[str, Update]] = {}
         self._pulls = settings.channels[0].merge.consensus > 0
-        self._relays = Relays(settings.channels[0], settings.deadline_s)
+        self._relays = Relays(settings.channels[0], settings.deadline_s, settings.region_label)
         self._starting = asyncio.Lock()
 
     @property

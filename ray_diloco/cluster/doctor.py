@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.placement import nodes
-from ray_diloco.cluster.rank import REGION_LABEL
 from ray_diloco.cluster.session import ray_session
+from ray_diloco.config.islands import REGION_LABEL
 from ray_diloco.config.schema import Config
 from ray_diloco.data.cache import cache_folder
 from ray_diloco.doctor.facts import Facts, gather
@@ -49,6 +49,8 @@ from ray_diloco.planning.remembered import remember
 ANSWER_S = 60.0
 STREAMS = 4
 MEASURE_S = 2.0
+# Times there and back that a measurement lasts at least: over the wanlab's links a cold connection grew for 28.
+_ROUND_TRIPS = 30
 # Questions after the time of a node; the one with the shortest way counts.
 _CLOCK_ASKS = 3
 
@@ -76,9 +78,12 @@ class Probe:
         return try_to_reach(source, target, address, port)
 
     def measure(self, source: str, target: str, address: str, port: int, seconds: float) -> Measured:
-        """Measures a link from here, in one stream and in several."""
-        rates = [rate_mbit(address, port, streams, seconds) for streams in (1, STREAMS)]
-        return Measured(source, target, round_trip_s(address, port), rates[0], rates[1], STREAMS)
+        """Measures a link from here, in one stream and in several; `seconds` each, or more where the way is long."""
+        rtt_s = round_trip_s(address, port)
+        seconds = max(seconds, _ROUND_TRIPS * rtt_s)
+        # One stream goes last: the kernel remembers of those before how far a connection may grow, as Ray's have grown.
+        several, one = (rate_mbit(address, port, streams, seconds) for streams in (STREAMS, 1))
+        return Measured(source, target, rtt_s, one, several, STREAMS)
 
     def sees(self, path: str) -> bool:
         """Whether a file is there."""
@@ -121,7 +126,7 @@ def examine_cluster(config: Config, seconds: float = MEASURE_S) -> list[Check]:
         )
     with ray_session(config, 0):
         alive = nodes()
-        probes = {name: (found, _probe(found)) for name, found in named(alive).items()}
+        probes = {name: (found, _probe(found)) for name, found in named(alive, config.islands.region_label).items()}
         try:
             return _examine(config, probes, seconds)
         finally:
@@ -129,9 +134,9 @@ def examine_cluster(config: Config, seconds: float = MEASURE_S) -> list[Check]:
                 ray.kill(probe)
 
 
-def named(alive: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def named(alive: Sequence[Mapping[str, Any]], label: str = REGION_LABEL) -> dict[str, Mapping[str, Any]]:
     """Nodes by a name that people know: the region where it is alone there, with its address otherwise."""
-    regions = [_region(node) for node in alive]
+    regions = [_region(node, label) for node in alive]
     found: dict[str, Mapping[str, Any]] = {}
     for node, region in zip(alive, regions, strict=True):
         name = region if region and regions.count(region) == 1 else f"{region} {_address(node)}".strip()
@@ -190,12 +195,13 @@ def _probe(node: Mapping[str, Any]) -> Any:
 def _meet(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]) -> tuple[list[Node], list[Check]]:
     """The nodes that answer, and a line for each that does not."""
     paths, gpus = local_paths(config), config.islands.gpus_per_rank > 0
+    label = config.islands.region_label
     addresses = [_address(node) for node, _ in probes.values()]
     asked = {}
     for name, (node, probe) in probes.items():
         own = _address(node)
         other = next((address for address in addresses if address != own), own)
-        asked[name] = probe.facts.remote(name, _region(node), own, other, paths, gpus), probe.port.remote()
+        asked[name] = probe.facts.remote(name, _region(node, label), own, other, paths, gpus), probe.port.remote()
     found, silent = [], []
     for name, (node, probe) in probes.items():
         facts, port = (_answered(ref, ANSWER_S) for ref in asked[name])
@@ -203,7 +209,7 @@ def _meet(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]) -
             mend = "ray status; see the logs of that node, and whether this package is installed there"
             silent.append(Check("node", name, "fail", f"its probe does not answer: {facts}", mend))
             continue
-        found.append(Node(name, _region(node), _address(node), port, probe, facts))
+        found.append(Node(name, _region(node, label), _address(node), port, probe, facts))
     return found, silent
 
 
@@ -296,5 +302,5 @@ def _address(node: Mapping[str, Any]) -> str:
     return str(node["NodeManagerAddress"])
 
 
-def _region(node: Mapping[str, Any]) -> str:
-    return str(node.get("Labels", {}).get(REGION_LABEL, ""))
+def _region(node: Mapping[str, Any], label: str) -> str:
+    return str(node.get("Labels", {}).get(label, ""))

@@ -25,10 +25,10 @@ from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.points import Keeping, recover
-from ray_diloco.cluster.rank import REGION_LABEL
 from ray_diloco.cluster.said import Description, Progress
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.watch import Watch
+from ray_diloco.config.islands import REGION_LABEL
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError
 from ray_diloco.rounds.clock import now

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from ray_diloco.data.blocks import Blocks, Corpus
     from ray_diloco.inner.settings import RankSettings
 
-# The node label that says where a node is.
-REGION_LABEL = "ray.io/availability-region"
 # Threads for what is asked of a rank while it does something else.
 THREADS = {"control": 1, "writing": 1, "fetching": 2}
 # Exit code of a rank that no driver speaks to any more.
@@ -69,6 +67,7 @@ class RankJob:
       corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `heldout_data` and `tokenizer` say how to
         prepare them where they are missing (another machine).
       channels: what is exchanged and how; the main one first.
+      region_label: label of a node that says where it is.
       incarnation: how often the island was started anew.
       orphan_s: seconds without a word from any driver after which it ends itself; 0: never.
       folders: where a user's own modules are imported from.
@@ -82,6 +81,7 @@ class RankJob:
     heldout_data: DataConfig
     tokenizer: TokenizerConfig
     channels: tuple[Channel, ...]
+    region_label: str
     incarnation: int = 0
     orphan_s: float = 0.0
     folders: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Rank:
 
     def _description(self) -> Description:
         context = ray.get_runtime_context()
-        region = context.get_node_labels().get(REGION_LABEL, "")
+        region = context.get_node_labels().get(self._job.region_label, "")
         return Description(self._inner.layout, context.get_node_id(), str(region), self._calls)
 
     def train(

@@ -102,9 +102,10 @@ def read_comparison(
         composed = compose(arguments, conf_dir=conf_dir, experiment=layer)
         run = composed.config.run
         named = run.name if composed.origins["run.name"] != DEFAULT_ORIGIN else name
-        if folder not in (None, Path(run.root, named)):
+        here = Path(run.root, named).expanduser()
+        if folder not in (None, here):
             raise _wrong(document, label, ("variants", variant), "a variant has its own run.name or run.root")
-        folder = Path(run.root, named)
+        folder = here
         config = replace(composed.config, run=replace(run, root=str(folder), name=variant))
         origins = composed.origins | {"run.name": label}
         variants.append(Variant(variant, _settings(section), Composed(config, origins), tuple(check(config))))

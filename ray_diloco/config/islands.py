@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+# The label by which Ray itself says where a node is.
+REGION_LABEL = "ray.io/availability-region"
+
 
 @dataclass
 class IslandOverrideConfig:
@@ -32,7 +35,7 @@ class IslandsConfig:
     # Islands by region, as in {eu: 2, us: 1}; they are named eu-0, eu-1, us-0, and run on nodes with that label.
     regions: dict[str, int] = field(default_factory=dict)
     # Label of a node that says in which region it is.
-    region_label: str = "ray.io/availability-region"
+    region_label: str = REGION_LABEL
     # Resource that stands for the label, as in "region-{region}"; empty: the label counts.
     region_resource: str = ""
     # Ranks (processes, accelerators) per island.

@@ -100,7 +100,8 @@ def local_paths(config: Config) -> list[str]:
 
 def storage_of(config: Config) -> str:
     """Where commits go: a URL, or the folder that holds those of all runs."""
-    return config.run.storage or str(Path(config.run.root).absolute())
+    storage = config.run.storage or config.run.root
+    return storage if "://" in storage else str(Path(storage).expanduser().absolute())
 
 
 def _loopback() -> list[Reach]:

@@ -134,7 +134,9 @@ def check_link(link: Measured, tcp: Tcp) -> Check:
             f"which is {show_number(limit)} Mbit/s at this distance"
         )
         return Check("link", where, "warn", said, _larger_buffers(tcp, link))
-    mend = "several connections fill it; for one: sysctl -w net.ipv4.tcp_congestion_control=bbr"
+    mend = "several connections fill it"
+    if tcp.congestion != "bbr":
+        mend += "; for one: sysctl -w net.ipv4.tcp_congestion_control=bbr"
     return Check("link", where, "warn", f"{said}; losses or slow start hold one stream back", mend)
 
 

@@ -31,16 +31,18 @@ def measured_links(cache: str | None) -> Mapping[str, Mapping[str, Any]]:
 
 
 def link_of(config: Config, island: str, anchor: str, measured: Mapping[str, Mapping[str, Any]]) -> tuple[Link, str]:
-    """The link of an island to the anchor's, and whether it was `given`, `measured` or `none`."""
+    """The link of an island to the anchor's, and whether it was `given`, `measured`, `beside` the anchor or `none`."""
     site, hub = site_of(config, island), site_of(config, anchor)
     given = Link(
         (site.up_mbit or 0.0) * _BYTES_OF_MBIT, (site.down_mbit or 0.0) * _BYTES_OF_MBIT, (site.rtt_ms or 0.0) / 1e3
     )
     if given != Link():
         return given, "given"
+    if site.region == hub.region:
+        return Link(), "beside"
     there = measured.get(key_of_pair(str(site.region), str(hub.region)))
     back = measured.get(key_of_pair(str(hub.region), str(site.region)))
-    if island == anchor or there is None or back is None:
+    if there is None or back is None:
         return Link(), "none"
     rate = [float(way["several_mbit"]) * _BYTES_OF_MBIT for way in (there, back)]
     return Link(rate[0], rate[1], float(there["rtt_ms"]) / 1e3), "measured"

@@ -104,6 +104,8 @@ def _option_lines(found: Sequence[Option]) -> Iterator[str]:
 
 
 def _link(link: Link, source: str) -> str:
+    if source == "beside":
+        return "beside the anchor: no limit"
     if source == "none":
         return "no limit known: give plan.up_mbit, or let the doctor measure"
     up, down = (show_number(rate * 8 / 1e6) if rate else "unlimited" for rate in (link.up, link.down))

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # What waits for one another in an exchange, in times there and back: what was emitted is told (half), the shard's pull,
-# the anchor is told of and pulled (one and a half); adoption and the next training are asked for meanwhile
-# (`cluster/ahead.py`).
-ROUND_TRIPS = 3
+# the anchor is told of (half), and pulled: measured, three of them and the bytes, as its owner is asked for it first
+# (docs/benchmarks.md).  Adoption and the next training are asked for meanwhile (`cluster/ahead.py`).
+ROUND_TRIPS = 5
 # Where steps are made meanwhile: after emission, and again before adoption, a report and the next call.
 TURNS = 2
 

@@ -233,8 +233,8 @@ def plan(name: str, spec: dict[str, Any], step_s: float, anchor: str, more: list
     return {key: times[key] for key in ("round_s", "train_s", "exposed_s", "utilisation")}
 
 
-def idle(lab: Regions, seconds: float = 10.0) -> dict[str, float]:
-    """Bytes a second that a cluster sends which does nothing."""
+def idle(lab: Regions, seconds: float = 60.0) -> dict[str, float]:
+    """Bytes a second that a cluster sends which does nothing; a machine reports once in that time (jobs/join.sh)."""
     with Sampler(lab) as sampler:
         threading.Event().wait(seconds)
     (begin, _), (end, _) = sampler.samples[0], sampler.samples[-1]

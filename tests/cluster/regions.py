@@ -87,6 +87,9 @@ class Regions:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "10",
+            # As in cluster.yaml and jobs/join.sh.
+            "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+            "REPORTER_UPDATE_INTERVAL_MS": "60000",
             **environment,
         }
         self._environment.pop("RAY_ADDRESS", None)
@@ -120,7 +123,8 @@ class Regions:
         (first, address), *others = self.addresses.items()
         served = [f"--dashboard-host={address}", f"--dashboard-port={DASHBOARD}"] if dashboard else []
         self._process(first, [
-            RAY, "start", "--head", "--block", f"--port={PORT}", f"--node-ip-address={address}", *common, *served,
+            str(ROOT / "jobs" / "with_tls.sh"), RAY, "start", "--head", "--block", f"--port={PORT}",
+            f"--node-ip-address={address}", *common, *served,
             f"--include-dashboard={dashboard}", f"--labels=ray.io/availability-region={first}",
             f"--temp-dir={self.folder}/{first}", "--disable-usage-stats", *(f"--{k}={v}" for k, v in PORTS.items()),
         ])  # fmt: skip

@@ -41,3 +41,8 @@ def test_nodes_are_called_by_their_region_where_they_are_alone_in_it():
         for address, region in listed
     ]
     assert list(doctor.named(nodes)) == ["us", "eu 10.2.0.1", "eu 10.2.0.2", "10.3.0.1"]
+
+
+def test_nodes_are_called_by_the_label_that_the_run_names():
+    node = {"NodeID": "a", "NodeManagerAddress": "10.1.0.1", "Labels": {doctor.REGION_LABEL: "us", "site": "eu"}}
+    assert list(doctor.named([node], "site")) == ["eu"]

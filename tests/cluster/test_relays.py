@@ -7,6 +7,7 @@ from mortal_shards import Ref
 from ray.exceptions import ActorDiedError, RayError
 
 from ray_diloco.blocks import channels_of, cuts_of
+from ray_diloco.cluster import placement, relay
 from ray_diloco.cluster.relay import ATTEMPTS, Relays
 from ray_diloco.config.schema import Config
 from ray_diloco.errors import ClusterError
@@ -21,7 +22,7 @@ class Mortal(Relays):
     """Relays of which the first so many die over their first round."""
 
     def __init__(self, deaths, error=None):
-        super().__init__(CHANNELS[0], 5.0)
+        super().__init__(CHANNELS[0], 5.0, "site")
         self.left, self.started, self.error = deaths, 0, error or ActorDiedError()
 
     def _worker(self, region):
@@ -66,3 +67,25 @@ def test_relays_that_die_again_and_again_and_those_that_fail_alive_end_the_run(d
     with pytest.raises(ClusterError, match="RD-223: the relay of eu failed"):
         merged(relays)
     assert relays.started == started
+
+
+def test_a_relay_starts_on_a_node_that_the_label_of_the_run_puts_into_the_region(monkeypatch):
+    started = []
+
+    class Actor:
+        @staticmethod
+        def options(**where):
+            started.append(where)
+            return Actor
+
+        @staticmethod
+        def remote(*_):
+            return Actor()
+
+    elsewhere = {"Alive": True, "Labels": {"ray.io/availability-region": "eu", "site": "us"}}
+    monkeypatch.setattr(relay, "RelayActor", Actor)
+    monkeypatch.setattr(placement, "nodes", lambda: [elsewhere])
+    Relays(CHANNELS[0], 5.0, "site")._worker("eu")
+    monkeypatch.setattr(placement, "nodes", lambda: [elsewhere, {"Alive": True, "Labels": {"site": "eu"}}])
+    Relays(CHANNELS[0], 5.0, "site")._worker("eu")
+    assert started == [{}, {"label_selector": {"site": "eu"}}]

@@ -52,6 +52,9 @@ def test_every_variant_is_a_run_below_the_folder_of_the_comparison() -> None:
         ("runs/pair", "plain"),
         ("runs/pair", "fast"),
     ]
+    home = read_comparison(None, ["run.root=~/runs"], "pair.yaml")
+    assert home.folder == Path.home() / "runs/pair"
+    assert {v.composed.config.run.root for v in home.variants} == {str(home.folder)}
     renamed = read_comparison(None, ["run.name=again", "run.root=elsewhere"], "pair.yaml")
     assert (renamed.name, renamed.folder) == ("again", Path("elsewhere/again"))
 

@@ -1,5 +1,7 @@
 """Islands by region, slots for more of them, and what does not go with them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ray_diloco.config.check import check
@@ -33,6 +35,23 @@ def test_an_island_asks_for_nodes_of_its_region_and_with_its_accelerator():
     assert labels_of(config, "us-0") == {"site": "us"}
     config = configured("islands.region_resource='at-{region}'", "islands.regions={eu: 1}", "islands.accelerator=A100")
     assert labels_of(config, "eu-0") == {accelerator: "A100"}
+
+
+def test_a_label_of_ones_own_is_that_by_which_ranks_say_where_they_are_and_relays_are_placed(monkeypatch):
+    from ray_diloco.cluster import rank
+    from ray_diloco.cluster.build import anchor_settings, island_specs
+    from ray_diloco.cluster.misfortune import NO_FAULTS
+
+    config = configured("islands.regions={eu: 1}", "islands.region_label=site")
+    assert anchor_settings(config, NO_FAULTS).region_label == "site"
+    spec = island_specs(config, {}, SimpleNamespace(vocab_size=258, eos_id=256))["eu-0"]
+    here = SimpleNamespace(
+        get_node_labels=lambda: {"ray.io/availability-region": "us", "site": "eu"}, get_node_id=lambda: "node"
+    )
+    monkeypatch.setattr(rank.ray, "get_runtime_context", lambda: here)
+    told = rank.Rank(spec.job, 0)
+    told._inner = SimpleNamespace(layout=None)
+    assert told._description().region == "eu"
 
 
 def test_slots_beyond_those_at_the_start_come_region_by_region():

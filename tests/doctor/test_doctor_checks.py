@@ -183,6 +183,9 @@ def test_a_stream_that_the_window_holds_back_is_told_the_buffers_it_needs():
 def test_a_stream_that_something_else_holds_back_is_not_told_of_buffers():
     check = check_link(Measured("us", "eu", 0.09, 40.0, 160.0, 4), Tcp(60_000_000, 60_000_000))
     assert check.status == "warn" and "tcp_rmem" not in check.mend
+    assert check.mend.endswith("tcp_congestion_control=bbr")
+    check = check_link(Measured("us", "eu", 0.09, 40.0, 160.0, 4), Tcp(60_000_000, 60_000_000, "bbr"))
+    assert check.mend == "several connections fill it"
 
 
 def test_lines_say_where_what_and_how_to_mend_it():

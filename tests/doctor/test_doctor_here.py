@@ -39,6 +39,13 @@ def test_storage_is_written_read_and_left_as_it_was(tmp_path):
     assert unknown.status == "fail" and unknown.mend
 
 
+def test_commits_go_where_a_run_would_write_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local.storage_of(compose(["run.root=~/runs"]).config) == f"{tmp_path}/runs"
+    assert local.storage_of(compose(["run.root=~/runs", "run.storage=~/kept"]).config) == f"{tmp_path}/kept"
+    assert local.storage_of(compose(["run.storage=s3://bucket/runs"]).config) == "s3://bucket/runs"
+
+
 def test_the_first_document_of_each_data_is_tokenised(tmp_path):
     (tmp_path / "a.txt").write_text("one two three")
     both = ["islands.names=[eu,us]", f"islands.eu.data={tmp_path / 'a.txt'}", "islands.us.data=stdlib"]

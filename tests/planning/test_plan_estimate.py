@@ -92,7 +92,7 @@ def test_islands_of_a_region_share_its_links():
     pair = {"rtt_ms": 90.0, "one_mbit": 40.0, "several_mbit": 80.0}
     measured = {"us>eu": pair, "eu>us": pair}
     assert links.link_of(c, "us-1", "eu-0", measured) == (Link(10e6, 10e6, 0.09), "measured")
-    assert links.link_of(c, "eu-0", "eu-0", measured) == (Link(), "none")
+    assert links.link_of(c, "eu-0", "eu-0", measured) == (Link(), "beside")
 
 
 def test_the_best_option_stays_within_the_budget_and_beats_plain_diloco():
