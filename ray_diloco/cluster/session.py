@@ -75,9 +75,9 @@ def joined(address: str | None) -> Iterator[None]:
 @contextmanager
 def _ended(begin: Callable[[], None]) -> Iterator[None]:
     """Begins a session with Ray, and ends it after the block."""
-    with _signal_handlers_kept():
-        begin()
     try:
+        with _signal_handlers_kept():
+            begin()
         yield
     finally:
         with _signal_handlers_kept():
@@ -86,13 +86,21 @@ def _ended(begin: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Undoes what Ray does to SIGTERM when it starts and ends: it would end the process on the spot."""
+    """Undoes what Ray does to SIGTERM when it starts and ends: it would end the process on the spot, with code 15.
+
+    Raises:
+      KeyboardInterrupt: SIGTERM came while Ray had it in hand.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except SystemExit as left:
+        if left.code != signal.SIGTERM:
+            raise
+        raise KeyboardInterrupt from None
     finally:
         for number, handler in handlers.items():
             # None: a handler that was not set from Python, and cannot be set again from there.
