@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from ray_diloco.blocks import Channel, Cut, cuts_of, shard_count
+from ray_diloco.blocks import Cut, cuts_of, shard_count
 from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.ahead import handed_over
+from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.berths import Berths
 from ray_diloco.cluster.calls import ActorFailed, answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
-from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
+from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune
 from ray_diloco.cluster.pieces import fragment_of, handles_of, owner_of_lost, pieces_of
 from ray_diloco.cluster.recall import Sent, recalled, sent_by
 from ray_diloco.cluster.relay import Relays
@@ -47,37 +47,6 @@ from ray_diloco.rounds.ports import (
 
 # Number of the error that a merge rule has fewer contributions than it needs.
 TOO_FEW = 431
-
-
-@dataclass(frozen=True)
-class AnchorSettings:
-    """What an anchor is kept from.
-
-    Attributes:
-      channels: the main one first.
-      anchors: names of the anchors of the main channel.
-      shards: how many keep a shared anchor; 0: by the size of the model.
-      islands: number of islands.
-      relayed: islands of a region meet first.
-      whole_vectors: name of a merge rule that needs whole vectors; empty: it does not.
-      deadline_s: seconds that a call may take.
-      alive_s: seconds that a living shard may be silent.
-      losses: shards that may be lost in a row without a durable commit in between.
-      faults: what goes wrong on purpose, with shards and the driver.
-      region_label: label of nodes that names their region.
-    """
-
-    channels: tuple[Channel, ...]
-    anchors: tuple[str, ...]
-    shards: int
-    islands: int
-    relayed: bool
-    whole_vectors: str
-    deadline_s: float
-    alive_s: float = 60.0
-    losses: int = 6
-    faults: Misfortunes = NO_FAULTS
-    region_label: str = ""
 
 
 class RayAnchor:

@@ -13,7 +13,7 @@ from typing import Any
 from ray_diloco import rules
 from ray_diloco.blocks import Cut, anchor_names, channels_of, faults_of
 from ray_diloco.checkpoint.rundir import RunDirectory
-from ray_diloco.cluster.anchor import AnchorSettings
+from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
 from ray_diloco.cluster.journal import JournalSettings
 from ray_diloco.cluster.misfortune import Misfortunes

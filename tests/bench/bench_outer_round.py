@@ -23,7 +23,8 @@ import torch
 from torchft_peer import INSTALLED, TorchftPeer, lighthouse
 
 from ray_diloco.blocks import channels_of
-from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
+from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.credentials import credentials
 from ray_diloco.cluster.exchanges import Exchanges

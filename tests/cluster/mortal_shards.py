@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ray.exceptions import ActorDiedError
 
-from ray_diloco.cluster.anchor import AnchorSettings, RayAnchor
+from ray_diloco.cluster.anchor import RayAnchor
+from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.shard import Shard
 
 TWO_VALUES = ("prepare", "current", "published", "mean")
