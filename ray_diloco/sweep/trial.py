@@ -101,6 +101,8 @@ class RunTrial(tune.Trainable):
 
     # What the run shows (see `observe.display.Display`).
 
+    period_s = 0.25
+
     def update(self, view: RunView) -> None:
         """Looks at the losses of the islands."""
         for island in view.islands:
