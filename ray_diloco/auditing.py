@@ -98,6 +98,9 @@ def _read(store: CheckpointStore) -> tuple[list[Manifest], list[Check]]:
         try:
             commits.append(store.read(number, full=True))
         except CheckpointError as error:
+            if number not in store.rounds():
+                # The run goes on, and has removed it meanwhile.
+                continue
             # What a writer left that was killed is no commit, and the next run passes over it.
             status: Status = "warn" if error.number == UNFINISHED else "fail"
             checks.append(Check("commits", f"round {number}", status, error.what, error.mend))
@@ -174,7 +177,11 @@ def _summary(folder: Path, store: CheckpointStore, newest: Manifest) -> Iterator
     path = folder / "summary.json"
     if not path.is_file():
         return
-    said = json.loads(path.read_text())
+    try:
+        said = json.loads(path.read_text())
+    except ValueError as error:
+        yield Check("summary", "", "fail", f"summary.json is no JSON: {error}", "the same command writes it again")
+        return
     found = {
         "rounds": newest.round,
         "tokens_committed": newest.counters.get("tokens", 0),
@@ -194,6 +201,8 @@ def _summary(folder: Path, store: CheckpointStore, newest: Manifest) -> Iterator
 
 def _trace(folder: Path, config: Config) -> Iterator[Check]:
     """Whether each traced anchor follows from the contributions."""
+    from safetensors import SafetensorError
+
     rounds = sorted((folder / "trace").glob("round-*"))
     if not rounds:
         return
@@ -203,7 +212,12 @@ def _trace(folder: Path, config: Config) -> Iterator[Check]:
     if reason:
         yield passed("trace", "", f"{len(rounds)} rounds, not replayed: {reason}")
         return
-    worst, where = _replay(rounds, config.outer.kind == "nesterov")
+    try:
+        worst, where = _replay(rounds, config.outer.kind == "nesterov")
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        mend = "a run that was killed may leave its last round half written, and writes it anew when it goes on"
+        yield Check("trace", "", "fail", f"it cannot be read: {type(error).__name__}: {error}", mend)
+        return
     said = f"{len(rounds) - 1} rounds replayed in float64: the largest difference is {worst:.1e} of the largest element"
     if worst > ROUNDING:
         yield Check("trace", where, "fail", said, "report it with the folder of that round and of the one before")

@@ -164,6 +164,38 @@ def test_an_anchor_that_does_not_follow_from_its_contributions_is_found(run: tup
     assert (bad.name, bad.where) == ("trace", "round-000003")
 
 
+@pytest.mark.parametrize("name", ["island-a.safetensors", "round.json", "anchor.safetensors"])
+@pytest.mark.parametrize("left", [None, b"", b"{"])
+def test_a_trace_that_is_half_written_is_said(run: tuple[Path, CheckpointStore], name: str, left: bytes | None) -> None:
+    folder, store = run
+    commit(store, 1)
+    trace(folder)
+    file = folder / "trace/round-000003" / name
+    file.unlink()
+    if left is not None:
+        file.write_bytes(left)
+    (folder / "summary.json").write_text("{")
+    checks = found(folder)
+    assert checks["trace"][0] == checks["summary"][0] == "fail"
+    assert "cannot be read" in checks["trace"][1] and "no JSON" in checks["summary"][1]
+
+
+def test_commits_that_a_run_removes_while_they_are_read_are_none(
+    run: tuple[Path, CheckpointStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, store = run
+    for round_ in (1, 2):
+        commit(store, round_)
+    listed = CheckpointStore.rounds
+    before = listed(store)
+    store.prune(keep_last=1)
+    # What was there when the audit began, then what is.
+    looks = iter([before])
+    monkeypatch.setattr(CheckpointStore, "rounds", lambda self: next(looks, None) or listed(self))
+    (read,) = [check for check in audit(folder, compose([]).config) if check.name == "commits"]
+    assert (read.status, read.said[:7]) == ("pass", "1 whole")
+
+
 @pytest.mark.parametrize("setting", ["outer.kind=adam", "merge.kind=median", "codec.down.kind=bf16"])
 def test_what_the_replay_does_not_know_is_said(run: tuple[Path, CheckpointStore], setting: str) -> None:
     folder, store = run

@@ -55,7 +55,7 @@ def get_float(data, at):
 
 @compiled()
 def counts_below(bits, first, second):
-    """As `count_below`, for two limits in one pass."""
+    """Numbers of magnitude bits below one limit and below another, in one pass."""
     below_first, below_second = np.int32(0), np.int32(0)
     for i in range(bits.size):
         magnitude = np.int32(bits[i] & _MAGNITUDE)
@@ -95,7 +95,10 @@ def spread_median(bits):
 
 @compiled()
 def roughly_kth_smallest(keys, k, slack):
-    """A number that k of the keys, `slack` more or less, do not exceed; the k-th smallest where there is none."""
+    """A number that k of the keys, `slack` more or less, do not exceed; the k-th smallest where there is none.
+
+    Not `kth_smallest` with one more argument: that is the copy of another family's function, which has no use for it.
+    """
     low, high = np.int64(keys.min()), np.int64(keys.max())
     while low < high:
         middle = (low + high) >> 1
