@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ray_diloco.inner.slices import Home
+from ray_diloco.inner.uncompiled import AdamW, Uncompiled
 from ray_diloco.outer.layout import Layout, TensorSpec
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Place:
         return math.sqrt(max(1.0, rows / columns))
 
 
-class MuonAdamW(torch.optim.Optimizer):
+class MuonAdamW(Uncompiled):
     """Steps groups with `HIDDEN` set by Muon, the others by fused AdamW.
 
     Args:
@@ -113,7 +114,7 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(list(groups), {})
         self._dtype, self._reduce = dtype, reduce
         self._places: dict[int, tuple[Place, ...]] = {}
-        self._adamw = torch.optim.AdamW(self.param_groups, fused=True)
+        self._adamw = AdamW(self.param_groups, fused=True)
         self._adamw.state = self.state
 
     def place(self, flat: torch.Tensor, places: tuple[Place, ...]) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ray_diloco.config.schema import InnerConfig
 from ray_diloco.inner.muon import HIDDEN, MuonAdamW, hidden_matrices
+from ray_diloco.inner.uncompiled import SGD, AdamW
 
 Groups = list[dict[str, Any]]
 # Names of the tensors that an optimiser keeps for each parameter, by the parameter's name.
@@ -61,17 +62,17 @@ def parameter_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay
 def _adamw(model: nn.Module, inner: InnerConfig) -> torch.optim.Optimizer:
     config = inner.optimizer
     groups = parameter_groups(model.parameters(), inner.lr, config.weight_decay)
-    return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    return AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
 def _sgd(model: nn.Module, inner: InnerConfig) -> torch.optim.Optimizer:
     groups = parameter_groups(model.parameters(), inner.lr, inner.optimizer.weight_decay)
-    return torch.optim.SGD(groups, momentum=inner.optimizer.momentum)
+    return SGD(groups, momentum=inner.optimizer.momentum)
 
 
 def _raw(model: nn.Module, _: InnerConfig) -> torch.optim.Optimizer:
     """`θ ← θ − g`: the pseudo-gradient of one step is the gradient."""
-    return torch.optim.SGD(parameter_groups(model.parameters(), 1.0, 0.0))
+    return SGD(parameter_groups(model.parameters(), 1.0, 0.0))
 
 
 def _muon(model: nn.Module, inner: InnerConfig) -> torch.optim.Optimizer:

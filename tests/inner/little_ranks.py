@@ -136,7 +136,10 @@ def main(rank, world, folder):
         print(store.port, flush=True)
     port = store.port if store else int(sys.stdin.readline() or 0) if world > 1 else 0
     group.join(rank, world, "127.0.0.1", port, 60.0, store=store)
-    results = {engine: muon_scenario(*engine, rank, world) for engine in ENGINES}
+    results = {}
+    for engine in ENGINES:
+        results[engine] = muon_scenario(*engine, rank, world)
+        results["compiler", engine] = "torch._dynamo" in sys.modules
     results |= {("corrected", stage): corrected_scenario(stage, rank, world) for stage in (0, 1)}
     results["timed"] = timed_scenario(rank, world)
     group.leave()

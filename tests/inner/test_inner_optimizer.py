@@ -68,3 +68,31 @@ def test_only_matrices_decay():
 
 def test_a_model_without_vectors_has_one_group():
     assert len(parameter_groups(torch.nn.Linear(2, 3, bias=False).parameters(), 0.1, 0.3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "torchs"),
+    [
+        (InnerOptimizerConfig(), lambda groups: torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True)),
+        (InnerOptimizerConfig(name="sgd", momentum=0.9), lambda groups: torch.optim.SGD(groups, momentum=0.9)),
+    ],
+    ids=["adamw", "sgd"],
+)
+def test_steps_and_states_are_those_of_torchs_own_class_to_the_bit(config, torchs):
+    model, ours, inner = built(config)
+    other = built(config)[0]
+    theirs = torchs(parameter_groups(other.parameters(), inner.lr, inner.optimizer.weight_decay))
+    assert isinstance(ours, type(theirs))
+    for _ in range(3):
+        for network, optimizer in ((model, ours), (other, theirs)):
+            optimizer.zero_grad()
+            backward(network)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    states = [optimizer.state_dict()["state"] for optimizer in (ours, theirs)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_at_stage_0_a_rank_does_not_import_the_compiler_that_it_does_not_use(little_worlds, world):
+    assert not any(record["compiler", (0, "fp32")] for record in little_worlds[world])
