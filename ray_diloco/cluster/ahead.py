@@ -51,8 +51,9 @@ class Ahead:
 def handed_over(handles: Sequence[Any]) -> list[Any]:
     """References as arguments of a call that nothing is to wait for but the call itself.
 
-    Ray holds up all later calls to an actor until what an argument stands for has come, heartbeats among them.  In a
-    list references stay what they are, and `brought` reads them.
+    Ray holds up all later calls to an actor until what an argument stands for has come, heartbeats among them, and asks
+    its own daemon about each argument first: a millisecond, also on one machine.  In a list references stay what they
+    are, and `brought` reads them.
     """
     return [list(handles)] if handles else []
 

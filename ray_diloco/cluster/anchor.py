@@ -74,8 +74,6 @@ class RayAnchor:
         self.awaited: Callable[[Sequence[str], Any, str | None], None] = lambda islands, payload, node_id: None
         # Where shards are to start, given the nodes of an island that has come up.
         self.berths: Callable[[Sequence[str]], Berths] = Berths
-        # Whether contributions come from other machines than those of the shards.
-        self.far = False
         self._actors: list[Any] = []
         self._shards = Keepers(Shards(start, end, settings.losses, settings.deadline_s, settings.alive_s))
         # Where neighbours are pulled towards one another: committed anchors by fragment, prepared ones by key.
@@ -94,11 +92,6 @@ class RayAnchor:
     def parts(self) -> int:
         """Into how many payloads a contribution is cut."""
         return len(self._keepers) if self.shared else 1
-
-    @property
-    def node_ids(self) -> set[str | None]:
-        """Near which nodes the shards were started."""
-        return {keeper.node_id for keeper in self._keepers}
 
     @property
     def first_shard(self) -> Any:
@@ -321,7 +314,7 @@ class RayAnchor:
         )
         flat = [piece for part in parts for piece in part] + around
         found = [piece.handle for piece in flat]
-        return work, handed_over(found) if self.far else found, sum(piece.nbytes for piece in flat)
+        return work, handed_over(found), sum(piece.nbytes for piece in flat)
 
     def _of(self, fragment: int, anchor: str) -> list[Keeper]:
         """The shards that keep an anchor; side channels have one anchor in any case."""

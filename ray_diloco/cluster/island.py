@@ -85,7 +85,6 @@ class RayIsland:
         self._ranks, self._room, self._settings = list(ranks), room, settings
         self._shards = 0
         self._nodes: list[str] = []
-        self._far = False
         self._ahead = Ahead()
         self._H, self._round = H, 0
 
@@ -233,8 +232,6 @@ class RayIsland:
         self.region = built[0].region
         self._nodes = [b.node_id for b in built]
         await anchor.start(built[0].layout, self._nodes, self._settings.newest(), self._settings.storage)
-        self._far = not anchor.node_ids.issubset(self._nodes)
-        anchor.far = anchor.far or self._far
         self._shards = anchor.parts
         connected = [rank.connect.remote(anchor.parts, anchor.cuts) for rank in self._ranks]
         await self._call(connected, "connecting to the anchor", deadlines.exchange_s)
@@ -245,7 +242,7 @@ class RayIsland:
 
     def _handed(self, updates: Sequence[Update]) -> list[Any]:
         handles = [piece.handle for update in updates for piece in update.pieces if piece.nbytes]
-        return handed_over(handles) if self._far else handles
+        return handed_over(handles)
 
     def _pass(self, phase: str) -> None:
         if self._settings.driver is not None:

@@ -2,8 +2,9 @@
 
 Ours is the product's own path (rank actors, anchor shards, object store) without inner training; the peer is the same
 in torch: gloo all-reduce of `B − θ` among as many processes, then torch.optim.SGD(nesterov) in each; where torchft is
-installed, its DiLoCo is the third.  All run in one process tree, interleaved, one thread per process; medians of
-`--rounds`.
+installed, its DiLoCo is the third.  A round lasts from when the last island has trained until the last one has its new
+parameters, by their own clocks, which on one machine are one.  All run in one process tree, interleaved, one thread per
+process; medians of `--rounds`.
 
     python tests/bench/bench_outer_round.py --parameters 100 --islands 2 4
 """
@@ -15,6 +16,7 @@ import asyncio
 import os
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import psutil
@@ -86,9 +88,17 @@ class BenchRank(Rank):
         self._inner = _Inner(layout, 0)
         self._exchanges = Exchanges(self._inner, channels)
 
-    def move(self) -> float:
+    def move(self) -> tuple[float, float]:
+        """The parameters, of which all are equal, and the time when they are there."""
         self._inner.theta.sub_(STEP)
-        return float(self._inner.theta[0])
+        return float(self._inner.theta[0]), time.perf_counter()
+
+    def adopt(self, *arguments: Any) -> None:
+        super().adopt(*arguments)
+        self._adopted = time.perf_counter()
+
+    def adopted(self) -> float:
+        return self._adopted
 
 
 class GlooPeer:
@@ -117,18 +127,18 @@ class GlooPeer:
         self.anchor.grad = torch.zeros(self.numel)
         self.optimizer = torch.optim.SGD([self.anchor], lr=0.7, momentum=0.9, nesterov=True)
 
-    def move(self) -> None:
-        self.theta.sub_(STEP)
-
-    def round(self) -> float:
+    def round(self) -> tuple[float, float, float]:
+        """The parameters, and the times when training and the round ended."""
         import torch.distributed as dist
 
+        self.theta.sub_(STEP)
+        began = time.perf_counter()
         torch.sub(self.anchor.data, self.theta, out=self.anchor.grad)
         dist.all_reduce(self.anchor.grad)
         self.anchor.grad.div_(self.world)
         self.optimizer.step()
         self.theta.copy_(self.anchor.data)
-        return float(self.theta[0])
+        return float(self.theta[0]), began, time.perf_counter()
 
 
 BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups=THREADS)
@@ -166,8 +176,10 @@ async def ours(
     await asyncio.gather(*(island.join(first) for island in fleet))
     taken: list[list[float]] = [[] for _ in (ours, *others)]
     for k in range(rounds + 1):
-        ray.get([one.move.remote() for one in (*ranks, *(peer for peers in others for peer in peers))])
-        began = time.perf_counter()
+        moved = [rank.move.remote() for rank in ranks]
+        for island in fleet:
+            # As behind the training of a segment.
+            island._ahead.emissions[0, k] = island._emit(0, k)
         emissions = await asyncio.gather(*(island.emit(0, k, k + 1) for island in fleet))
         offers = [
             (Offer(name, 0, 0, k + 1, k, 1, 1, 0.0, emission), 1 / islands)
@@ -181,17 +193,17 @@ async def ours(
         await asyncio.gather(*(island.adopt([update], {0: True}) for island in fleet))
         await asyncio.gather(*(island.settled() for island in fleet))
         await swap
-        taken[0].append(time.perf_counter() - began)
+        ends = ray.get([rank.adopted.remote() for rank in ranks])
+        taken[0].append(max(ends) - max(at for _, at in ray.get(moved)))
         for keeper in anchor._keepers:
             # As a durable commit of each round does, the default; or the store holds all contributions ever made.
             keeper._told.clear()
         for seconds, peers in zip(taken[1:], others, strict=True):
-            began = time.perf_counter()
-            values = ray.get([peer.round.remote() for peer in peers])
-            seconds.append(time.perf_counter() - began)
+            values, begins, ends = zip(*ray.get([peer.round.remote() for peer in peers]), strict=True)
+            seconds.append(max(ends) - max(begins))
             assert len(set(values)) == 1
             if codec == "fp32":
-                got = ray.get(ranks[0].move.remote()) + STEP
+                got = ray.get(ranks[0].move.remote())[0] + STEP
                 np.testing.assert_allclose(got, values[0], rtol=1e-5)
                 ray.get([rank.adopt.remote([0], {}, *(p.handle for p in update.pieces)) for rank in ranks])
     print(f"  anchor shards and driver: {private_bytes() / layout.numel:.1f} private bytes per parameter", flush=True)

@@ -11,6 +11,7 @@ SIGSTOP otherwise, at times that are uniform in the window, with as many as its 
 compared between the first fifth and the last.
 
     python tests/bench/bench_storm.py --minutes 5 --faults-per-hour 120 --seed 0
+    python tests/bench/bench_storm.py --minutes 5 --set quorum.kind=at_least --set quorum.n=2
     python tests/bench/bench_storm.py --failing 200
 """
 
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +65,7 @@ def pid_of(island: str) -> int | None:
 
 
 def train(
-    place: Any, name: str, minutes: float, faults: list[tuple[float, int, str]]
+    place: Any, name: str, minutes: float, faults: list[tuple[float, int, str]], choices: Sequence[str]
 ) -> tuple[list[Any], list[Strike]]:
     """Trains for so many minutes from the first commit on, with these faults; its events and what was struck."""
     import psutil
@@ -102,7 +104,8 @@ def train(
                 "trace.contributions": False,
                 "deadlines.heartbeat_s": HEARTBEAT_S,
                 "deadlines.losses": 1000,
-            },
+            }
+            | dict(choice.split("=", 1) for choice in choices),
         )
     finally:
         over.set()
@@ -122,12 +125,12 @@ def tokens_in(tape: list[Any], minutes: float) -> int:
     return int(inside[-1]["tokens"] - commits[2]["tokens"])
 
 
-def compare(place: Any, minutes: float, per_hour: float, seed: int) -> dict[str, Any]:
+def compare(place: Any, minutes: float, per_hour: float, seed: int, choices: Sequence[str]) -> dict[str, Any]:
     """Calm and storm."""
-    calm, _ = train(place, "calm", minutes, [])
+    calm, _ = train(place, "calm", minutes, [], choices)
     rounds = [event["t"] for event in commits_of(calm)]
     round_s = statistics.median(b - a for a, b in pairwise(rounds))
-    tape, struck = train(place, "storm", minutes, storm(seed, minutes, per_hour))
+    tape, struck = train(place, "storm", minutes, storm(seed, minutes, per_hour), choices)
     commits = commits_of(tape)
     next_s, back_s = [], []
     for strike in struck:
@@ -195,6 +198,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--faults-per-hour", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], dest="choices", metavar="KEY=VALUE", help="of both runs")
     parser.add_argument("--failing", type=int, default=0, metavar="ROUNDS")
     arguments = parser.parse_args()
 
@@ -204,8 +208,9 @@ def main() -> None:
     from cluster_runs import Place
 
     from ray_diloco.cluster.credentials import credentials
+    from ray_diloco.cluster.local_ray import LOCAL_RAY
 
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ |= LOCAL_RAY
     with credentials(None), tempfile.TemporaryDirectory(prefix="rd-", dir="/tmp") as folder:
         ray.init(
             address="local",
@@ -222,7 +227,7 @@ def main() -> None:
             if arguments.failing:
                 result = failing(place, arguments.failing)
             else:
-                result = compare(place, arguments.minutes, arguments.faults_per_hour, arguments.seed)
+                result = compare(place, arguments.minutes, arguments.faults_per_hour, arguments.seed, arguments.choices)
         ray.shutdown()
     print(json.dumps(result | {"load": os.getloadavg()}, indent=2))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -56,10 +57,11 @@ class TorchftPeer:
         self.diloco.__enter__()
 
     @torch.no_grad()
-    def move(self) -> None:
+    def round(self) -> tuple[float, float, float]:
+        """The parameters, and the times when training and the round ended."""
         self.model.theta.sub_(self.step)
-
-    def round(self) -> float:
-        # Without gradients the inner step does nothing; DiLoCo's hook behind it synchronises.
-        self.inner.step()
-        return float(self.model.theta[0])
+        began = time.perf_counter()
+        with torch.enable_grad():
+            # Without gradients the inner step does nothing; DiLoCo's hook behind it synchronises.
+            self.inner.step()
+        return float(self.model.theta[0]), began, time.perf_counter()

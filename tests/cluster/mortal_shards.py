@@ -93,6 +93,8 @@ class Method:
             self._die(mine)
         if handle.dead:
             return handle.gone()
+        # What is handed over in a list is there already.
+        arguments = [one for a in arguments for one in (a if isinstance(a, list) else [a])]
         broken = next((a.error for a in arguments if isinstance(a, Ref) and a.error), None)
         if broken is not None:
             return Ref(error=broken)
