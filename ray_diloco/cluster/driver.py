@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import ray
+
 from ray_diloco.blocks import channels_of, cuts_of, needs_layout
 from ray_diloco.checkpoint.fresh import refuse_fresh
 from ray_diloco.checkpoint.manifest import Manifest
@@ -41,6 +43,7 @@ from ray_diloco.cluster.placement import check_feasible, nodes, release
 from ray_diloco.cluster.roster import end_all, survivors
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
+from ray_diloco.cluster.traffic import Interface, Traffic, own_address
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.errors import CheckpointError, ClusterError
@@ -85,6 +88,7 @@ class Driver:
         self._rounds = job.config.run.rounds
         self._stop_asked = False
         self._epoch = 0
+        self._traffic, self._interface = Traffic(), Interface(own_address())
 
     async def run(self) -> Summary:
         """Runs to the end; raises DilocoError if it failed, after leaving a summary that says so."""
@@ -157,6 +161,7 @@ class Driver:
         # Every driver has an epoch of its own, so the first one of a run is of epoch 1.
         self._misfortune = Misfortune(faults.of(DRIVER), self._epoch - 1)
         anchor = RayAnchor(anchor_settings(config, faults), driver=self._misfortune)
+        self._count_own()
         journal = self._journal = RunJournal(books, anchor, journal_settings(config, books.directory))
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
@@ -164,6 +169,10 @@ class Driver:
         announcing = asyncio.ensure_future(announce(config, anchor, journal))
         ending = await self._sail(books, anchor, durable, journal)
         announcing.cancel()
+        self._count_own()
+        if self._traffic.machines > 1:
+            sent, machines = self._traffic.total, self._traffic.machines
+            journal.event("network_counted", sent_bytes=sent.sent, received_bytes=sent.received, machines=machines)
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,
@@ -176,6 +185,10 @@ class Driver:
         if ending.failure is not None:
             raise ending.failure
         return summary
+
+    def _count_own(self) -> None:
+        """Hears what this machine has counted."""
+        self._traffic.heard(ray.get_runtime_context().get_node_id(), self._interface.counted())
 
     async def _layout(self) -> Layout | None:
         """The canonical form of the model, where the number of fragments depends on it."""
@@ -229,6 +242,7 @@ class Driver:
                     job.within,
                     config.islands.region_label,
                     config.checkpoint.progress_every,
+                    self._traffic,
                 ),
                 crews,
             )

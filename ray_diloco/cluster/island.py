@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -27,6 +27,7 @@ from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.points import Keeping, recover
 from ray_diloco.cluster.said import Description, Progress
 from ray_diloco.cluster.storage import Storage
+from ray_diloco.cluster.traffic import Traffic
 from ray_diloco.cluster.watch import Watch
 from ray_diloco.config.islands import REGION_LABEL
 from ray_diloco.config.schema import DeadlinesConfig
@@ -51,6 +52,7 @@ class FleetSettings:
       within: room that the run was given.
       region_label: label of nodes that names their region.
       progress_every: steps between progress points.
+      traffic: hears what the machines of ranks have counted.
     """
 
     run: str
@@ -65,6 +67,7 @@ class FleetSettings:
     within: Enclosure | None = None
     region_label: str = REGION_LABEL
     progress_every: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class RayIsland:
@@ -231,6 +234,8 @@ class RayIsland:
         deadlines = self._settings.deadlines
         self.region = built[0].region
         self._nodes = [b.node_id for b in built]
+        if self._watch is not None:
+            self._watch.heard = lambda k, said: self._settings.traffic.heard(self._nodes[k], said.counted)
         await anchor.start(built[0].layout, self._nodes, self._settings.newest(), self._settings.storage)
         self._shards = anchor.parts
         connected = [rank.connect.remote(anchor.parts, anchor.cuts) for rank in self._ranks]

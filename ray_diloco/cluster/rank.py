@@ -31,6 +31,7 @@ from ray_diloco.cluster.runs import in_runs
 from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
 from ray_diloco.cluster.stacks import stacks
 from ray_diloco.cluster.storage import Storage
+from ray_diloco.cluster.traffic import Interface, own_address
 from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.faults import (
@@ -94,7 +95,7 @@ class Rank:
     def __init__(self, job: RankJob, rank: int) -> None:
         add_folders(job.folders)
         self._job, self._rank = job, rank
-        self._notice = Notice()
+        self._notice, self._interface = Notice(), Interface(own_address())
         self._store: TCPStore | None = None
         self._beats = self._calls = 0
         # Step of the segment, its length, loss and tokens per second.
@@ -114,7 +115,7 @@ class Rank:
         """Opens the island's rendezvous (rank 0); returns its address."""
         from ray_diloco.inner.group import open_store
 
-        host = _address()
+        host = own_address()
         self._store = open_store(host, timeout_s)
         return host, self._store.port
 
@@ -343,7 +344,9 @@ class Rank:
         """Where this rank is; answers while it trains."""
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
-        return Progress(self._beats, step, steps, float(loss), tokens_per_s, self._notice.given)
+        return Progress(
+            self._beats, step, steps, float(loss), tokens_per_s, self._notice.given, self._interface.counted()
+        )
 
     @ray.method(concurrency_group="control")
     def stacks(self) -> str:
@@ -375,18 +378,12 @@ def _open(corpus: Corpus, data: DataConfig, job: RankJob) -> Blocks:
         if here.digest != corpus.digest:
             raise DataError(
                 390,
-                f"the data of {corpus.name} on node {_address()} differs from the driver's: "
+                f"the data of {corpus.name} on node {own_address()} differs from the driver's: "
                 f"{here.digest[:16]}… against {corpus.digest[:16]}…",
                 "give every node the same files, or put data.cache on storage that all nodes share",
             )
         corpus = here
     return corpus.open()
-
-
-def _address() -> str:
-    """Address of this node, as Ray and the other nodes know it."""
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address
 
 
 RankActor = actor(fenced(Rank), concurrency_groups=THREADS)

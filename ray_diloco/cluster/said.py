@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ray_diloco.cluster.traffic import Counted
 from ray_diloco.outer.layout import Layout
 
 
@@ -30,6 +31,8 @@ class Progress:
     tokens_per_s: float
     # Its machine is about to go.
     leaving: bool = False
+    # What the network interface of its machine has counted.
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True)

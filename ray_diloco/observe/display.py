@@ -174,7 +174,8 @@ def _details(summary: Summary, folder: str) -> Iterator[tuple[str, str]]:
     if summary.unigram_entropy is not None:
         entropy = show_number(summary.unigram_entropy)
         yield "unigram", f"entropy {entropy} nats: the loss of knowing only token frequencies"
-    yield "traffic", f"{show_bytes(summary.bytes_up)} up, {show_bytes(summary.bytes_down)} down"
+    network = "" if summary.bytes_network is None else f"; {show_bytes(summary.bytes_network)} on the network in all"
+    yield "traffic", f"{show_bytes(summary.bytes_up)} up, {show_bytes(summary.bytes_down)} down{network}"
     time_line = show_seconds(summary.wall_s)
     if summary.utilisation is not None:
         time_line += f", islands trained {show_percent(summary.utilisation)} of their rounds"

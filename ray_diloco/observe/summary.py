@@ -56,6 +56,7 @@ class Tally:
       train_s: seconds in inner steps, mean over islands.
       utilisation: seconds in inner steps / seconds of rounds, mean over islands.
       expected: of a round, as planned at the start: bytes_up, bytes_down, round_s, train_s; None: nobody reckoned it.
+      bytes_network: what the network interfaces of the run's machines sent, all of it; None: there is one machine only.
     """
 
     rounds: int
@@ -71,6 +72,7 @@ class Tally:
     utilisation: float | None
     islands: tuple[IslandSummary, ...]
     expected: dict[str, float | None] | None = None
+    bytes_network: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Summary:
     anchor_digest: str
     islands: tuple[IslandSummary, ...]
     expected: dict[str, float | None] | None = None
+    bytes_network: int | None = None
     reason: str | None = None
     unigram_entropy: float | None = None
     parameters: int | None = None
@@ -136,6 +139,7 @@ def tally(directory: Path) -> Tally:
     commits = [line for line in metrics if line["kind"] == "commit"]
     evaluations = [line for line in metrics if line["kind"] == "eval"]
     islands = _count_islands(of_island, events)
+    counted = [event["sent_bytes"] for event in events if event["event"] == "network_counted"]
     return Tally(
         rounds=commits[-1]["round"] if commits else 0,
         steps=sum(steps_of_round.values()),
@@ -152,6 +156,7 @@ def tally(directory: Path) -> Tally:
         utilisation=_mean([_utilisation(lines) for lines in of_island.values()]),
         islands=islands,
         expected=_expected(events),
+        bytes_network=sum(counted) if counted else None,
     )
 
 

@@ -211,6 +211,10 @@ def figures(folder: Path, sampler: Sampler, began: float) -> dict[str, Any]:
         "allowed_per_round": round(0.01 * payload / (count - 1)) + SLACK,
         "more_per_round": round((wire - payload) / (count - 1)),
         "more_per_s": round((wire - payload) / (count - 1) / (seconds / rounds)),
+        "network_of_summary": summary["bytes_network"],
+        "network_by_router": sampler.between(
+            events[0]["t"], next((e["t"] for e in reversed(events) if e["event"] == "network_counted"), last["t"])
+        ),
         "summary_bytes": [summary["bytes_up"], summary["bytes_down"]],
         "step_s": round(sum(i["train_s"] for i in islands) / sum(i["steps"] for i in islands), 4),
     }

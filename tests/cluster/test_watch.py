@@ -105,6 +105,18 @@ def test_ranks_that_beat_are_left_alone_however_long_a_call_takes():
     assert watched(scenario) == (["done"], 10_000)
 
 
+def test_what_each_rank_says_is_passed_on():
+    said = []
+
+    async def scenario(watch, ranks, work):
+        watch.heard = lambda rank, progress: said.append((rank, progress.beats))
+        await asyncio.sleep(3 * SILENCE_S)
+        work.set_result([])
+
+    watched(scenario)
+    assert {rank for rank, _ in said} == {0, 1} and max(beats for _, beats in said) > 2
+
+
 def test_a_rank_may_idle_while_no_step_is_expected_of_it():
     async def run():
         ranks = [Rank()]

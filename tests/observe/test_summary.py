@@ -97,6 +97,15 @@ def test_a_loss_that_was_not_a_number_does_not_enter_the_mean() -> None:
     assert mean_loss([{"loss": None, "tokens": 5}]) is None
 
 
+def test_what_each_process_of_a_run_counted_on_the_network_adds_up(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl")
+    events.append("run_started", run="demo")
+    assert tally(tmp_path).bytes_network is None
+    for sent in (1000, 234):
+        events.append("network_counted", sent_bytes=sent, received_bytes=9, machines=2)
+    assert tally(tmp_path).bytes_network == 1234
+
+
 def test_the_file_has_the_keys_that_scripts_rely_on(directory: Path) -> None:
     summary = summarise(directory, run="demo", status="finished", anchor_digest="ab", export="export", parameters=12)
     write_summary(directory / "summary.json", summary)
@@ -107,7 +116,7 @@ def test_the_file_has_the_keys_that_scripts_rely_on(directory: Path) -> None:
     }
     more = {
         *("reason", "unigram_entropy", "parameters", "export", "report", "sample", "wandb_run_id"),
-        *("environment", "version", "expected"),
+        *("environment", "version", "expected", "bytes_network"),
     }
     assert content.keys() == contract | more
     assert all(
