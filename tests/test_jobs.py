@@ -318,3 +318,14 @@ def test_the_cluster_file_stops_no_ray_but_its_own() -> None:
     commands = cluster()["head_start_ray_commands"] + cluster()["worker_start_ray_commands"]
     assert not [command for command in commands if "ray stop" in command]
     assert sum("RAY_AUTH_MODE=token" in command for command in cluster()["head_start_ray_commands"]) == 1
+
+
+def test_the_first_run_hands_its_settings_to_train(tmp_path: Path, ray: Path) -> None:
+    script = [str(ROOT / "jobs/quickstart_cpu.sh"), "run.rounds=3"]
+    done = subprocess.run(script, cwd=tmp_path, env=os.environ | {"RAY_DILOCO": str(ray)}, timeout=60)
+    handed = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    assert done.returncode == 0 and handed == ["train", "experiment=demo", "run.rounds=3"]
+    lacking = subprocess.run(
+        script, env=os.environ | {"RAY_DILOCO": "no-such-command"}, capture_output=True, text=True, timeout=60
+    )
+    assert lacking.returncode == 2 and "make venv" in lacking.stderr

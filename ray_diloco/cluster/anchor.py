@@ -80,7 +80,7 @@ class RayAnchor:
         self._newest: dict[int, Mapping[str, Update]] = {}
         self._prepared: dict[str, Mapping[str, Update]] = {}
         self._pulls = settings.channels[0].merge.consensus > 0
-        self._relays = Relays(settings.channels[0], settings.deadline_s, settings.region_label)
+        self._relays = Relays(settings.channels[0], settings.deadline_s, settings.where)
         self._starting = asyncio.Lock()
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ray_diloco.blocks import Channel
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortunes
+from ray_diloco.cluster.whereabouts import BY_LABEL, Whereabouts
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class AnchorSettings:
       alive_s: seconds that a living shard may be silent.
       losses: shards that may be lost in a row without a durable commit in between.
       faults: what goes wrong on purpose, with shards and the driver.
-      region_label: label of nodes that names their region.
+      where: how nodes say in which region they are.
     """
 
     channels: tuple[Channel, ...]
@@ -36,4 +37,4 @@ class AnchorSettings:
     alive_s: float = 60.0
     losses: int = 6
     faults: Misfortunes = NO_FAULTS
-    region_label: str = ""
+    where: Whereabouts = BY_LABEL

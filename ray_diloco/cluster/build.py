@@ -20,6 +20,7 @@ from ray_diloco.cluster.misfortune import Misfortunes
 from ray_diloco.cluster.placement import Bundle, Labels
 from ray_diloco.cluster.rank import RankJob
 from ray_diloco.cluster.store import StoreSettings
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.schema import Config, island_data, island_names, region_of, slot_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.inner.settings import RankSettings
@@ -31,8 +32,6 @@ from ray_diloco.rules import Supply, emitting, inner_of, ranks_of
 
 # Ray's own, on nodes whose accelerator it knows.
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
-# Of the resource that stands for a region: so little that a node with one of it holds any number of ranks.
-REGION_SHARE = 0.001
 
 # Merge rules that compare whole contributions.
 WHOLE_VECTORS = ("krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
@@ -91,7 +90,7 @@ def anchor_settings(config: Config, faults: Misfortunes) -> AnchorSettings:
         alive_s=config.deadlines.heartbeat_s,
         losses=config.deadlines.losses,
         faults=faults,
-        region_label=config.islands.region_label,
+        where=Whereabouts.of(config.islands),
     )
 
 
@@ -169,7 +168,4 @@ def _bundle(config: Config, name: str) -> Bundle:
     bundle = {"CPU": float(config.islands.cpus_per_rank)}
     if config.islands.gpus_per_rank:
         bundle["GPU"] = float(config.islands.gpus_per_rank)
-    region = region_of(config, name)
-    if region and config.islands.region_resource:
-        bundle[config.islands.region_resource.replace("{region}", region)] = REGION_SHARE
-    return bundle
+    return bundle | Whereabouts.of(config.islands).demand(region_of(config, name))

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.placement import nodes
 from ray_diloco.cluster.session import ray_session
-from ray_diloco.config.islands import REGION_LABEL
+from ray_diloco.cluster.whereabouts import BY_LABEL, Whereabouts
 from ray_diloco.config.schema import Config
 from ray_diloco.data.cache import cache_folder
 from ray_diloco.doctor.facts import Facts, gather
@@ -126,7 +126,7 @@ def examine_cluster(config: Config, seconds: float = MEASURE_S) -> list[Check]:
         )
     with ray_session(config, 0):
         alive = nodes()
-        probes = {name: (found, _probe(found)) for name, found in named(alive, config.islands.region_label).items()}
+        probes = {name: (found, _probe(found)) for name, found in named(alive, Whereabouts.of(config.islands)).items()}
         try:
             return _examine(config, probes, seconds)
         finally:
@@ -134,9 +134,9 @@ def examine_cluster(config: Config, seconds: float = MEASURE_S) -> list[Check]:
                 ray.kill(probe)
 
 
-def named(alive: Sequence[Mapping[str, Any]], label: str = REGION_LABEL) -> dict[str, Mapping[str, Any]]:
+def named(alive: Sequence[Mapping[str, Any]], where: Whereabouts = BY_LABEL) -> dict[str, Mapping[str, Any]]:
     """Nodes by a name that people know: the region where it is alone there, with its address otherwise."""
-    regions = [_region(node, label) for node in alive]
+    regions = [where.region(node) for node in alive]
     found: dict[str, Mapping[str, Any]] = {}
     for node, region in zip(alive, regions, strict=True):
         name = region if region and regions.count(region) == 1 else f"{region} {_address(node)}".strip()
@@ -195,13 +195,13 @@ def _probe(node: Mapping[str, Any]) -> Any:
 def _meet(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]) -> tuple[list[Node], list[Check]]:
     """The nodes that answer, and a line for each that does not."""
     paths, gpus = local_paths(config), config.islands.gpus_per_rank > 0
-    label = config.islands.region_label
+    where = Whereabouts.of(config.islands)
     addresses = [_address(node) for node, _ in probes.values()]
     asked = {}
     for name, (node, probe) in probes.items():
         own = _address(node)
         other = next((address for address in addresses if address != own), own)
-        asked[name] = probe.facts.remote(name, _region(node, label), own, other, paths, gpus), probe.port.remote()
+        asked[name] = probe.facts.remote(name, where.region(node), own, other, paths, gpus), probe.port.remote()
     found, silent = [], []
     for name, (node, probe) in probes.items():
         facts, port = (_answered(ref, ANSWER_S) for ref in asked[name])
@@ -209,7 +209,7 @@ def _meet(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]) -
             mend = "ray status; see the logs of that node, and whether this package is installed there"
             silent.append(Check("node", name, "fail", f"its probe does not answer: {facts}", mend))
             continue
-        found.append(Node(name, _region(node, label), _address(node), port, probe, facts))
+        found.append(Node(name, where.region(node), _address(node), port, probe, facts))
     return found, silent
 
 

@@ -44,6 +44,7 @@ from ray_diloco.cluster.roster import end_all, survivors
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.store import RayStore
 from ray_diloco.cluster.traffic import Interface, Traffic, own_address
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.errors import CheckpointError, ClusterError
@@ -240,7 +241,7 @@ class Driver:
                     self._faults,
                     self._misfortune,
                     job.within,
-                    config.islands.region_label,
+                    Whereabouts.of(config.islands),
                     config.checkpoint.progress_every,
                     self._traffic,
                 ),

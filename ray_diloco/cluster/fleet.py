@@ -102,15 +102,15 @@ class RayFleet:
 
     def _berths(self, built: Sequence[str]) -> Berths:
         """Where the anchor is to live, now that one island has come up on the nodes given."""
-        labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes()}
+        regions = {node["NodeID"]: self._settings.where.region(node) for node in nodes()}
         placed = self._rooms.nodes()
         places = {
-            name: Place(spec.region or labels[placed[name][0]].get(self._settings.region_label, ""), placed[name])
+            name: Place(spec.region or regions[placed[name][0]], placed[name])
             for name, spec in self._specs.items()
-            if name in placed and labels.keys() >= set(placed[name])
+            if name in placed and regions.keys() >= set(placed[name])
         }
-        home = labels.get(ray.get_runtime_context().get_node_id(), {})
-        return berths(places, home.get(self._settings.region_label, "")) if places else Berths(built)
+        home = regions.get(ray.get_runtime_context().get_node_id(), "")
+        return berths(places, home) if places else Berths(built)
 
     async def _take_over(self, crew: Crew, incarnation: int) -> RayIsland | None:
         """An island that another driver has started; None if it is of no use, and then it is ended."""

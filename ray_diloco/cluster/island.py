@@ -29,7 +29,7 @@ from ray_diloco.cluster.said import Description, Progress
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.traffic import Traffic
 from ray_diloco.cluster.watch import Watch
-from ray_diloco.config.islands import REGION_LABEL
+from ray_diloco.cluster.whereabouts import BY_LABEL, Whereabouts
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import EXIT_BAD_INPUT, DilocoError
 from ray_diloco.rounds.clock import now
@@ -50,7 +50,7 @@ class FleetSettings:
       epoch: of the driver.
       faults: what goes wrong on purpose; `driver`: with this process.
       within: room that the run was given.
-      region_label: label of nodes that names their region.
+      where: how nodes say in which region they are.
       progress_every: steps between progress points.
       traffic: hears what the machines of ranks have counted.
     """
@@ -65,7 +65,7 @@ class FleetSettings:
     faults: Misfortunes = NO_FAULTS
     driver: Misfortune | None = None
     within: Enclosure | None = None
-    region_label: str = REGION_LABEL
+    where: Whereabouts = BY_LABEL
     progress_every: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 

@@ -79,12 +79,6 @@ def here() -> dict[str, Any]:
     return on_node(ray.get_runtime_context().get_node_id())
 
 
-def in_region(region: str, label: str) -> dict[str, Any]:
-    """Options of an actor that is to be in a region, if a node of it is alive; else it may be anywhere."""
-    there = any(node.get("Labels", {}).get(label) == region for node in nodes())
-    return {"label_selector": {label: region}} if there else {}
-
-
 def fits(bundles: Sequence[Bundle], labels: Labels) -> bool:
     """Whether an island could be placed if nothing else ran."""
     try:

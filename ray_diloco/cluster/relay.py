@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 
 from ray_diloco.blocks import Channel, Cut
 from ray_diloco.cluster.calls import ActorFailed, actor, answers
-from ray_diloco.cluster.placement import in_region
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.errors import ClusterError
 from ray_diloco.outer.layout import Layout, Ranges, intersect, shard_ranges
 from ray_diloco.rounds.ports import Emission, Movement, Offer, Piece, Step
@@ -65,10 +65,10 @@ RelayActor = actor(RelayWorker, num_cpus=0)
 
 
 class Relays:
-    """The relays of a run, started where a region has more than one island; a label of nodes says where that is."""
+    """The relays of a run, started where a region has more than one island; `where` says where that is."""
 
-    def __init__(self, channel: Channel, deadline_s: float, region_label: str) -> None:
-        self._channel, self._deadline_s, self._region_label = channel, deadline_s, region_label
+    def __init__(self, channel: Channel, deadline_s: float, where: Whereabouts) -> None:
+        self._channel, self._deadline_s, self._where = channel, deadline_s, where
         self._workers: dict[str, Any] = {}
 
     async def merged(self, step: Step, movement: Movement, parts: int, layout: Layout | None, cut: Cut) -> Movement:
@@ -135,6 +135,5 @@ class Relays:
 
     def _worker(self, region: str) -> Any:
         if region not in self._workers:
-            there = in_region(region, self._region_label)
-            self._workers[region] = RelayActor.options(**there).remote(region, self._channel)
+            self._workers[region] = RelayActor.options(**self._where.inside(region)).remote(region, self._channel)
         return self._workers[region]

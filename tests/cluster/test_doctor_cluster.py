@@ -3,7 +3,9 @@
 import pytest
 
 from ray_diloco.cluster import doctor
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.compose import compose
+from ray_diloco.config.islands import REGION_LABEL
 from ray_diloco.doctor.record import exit_code
 from ray_diloco.planning.links import link_of, measured_links
 
@@ -12,7 +14,7 @@ from ray_diloco.planning.links import link_of, measured_links
 def two_regions(cluster, monkeypatch):
     """The node of the tests, listed twice under two labels."""
     (node,) = doctor.nodes()
-    twice = [{**node, "Labels": {doctor.REGION_LABEL: region}} for region in ("eu", "us")]
+    twice = [{**node, "Labels": {REGION_LABEL: region}} for region in ("eu", "us")]
     monkeypatch.setattr(doctor, "nodes", lambda: twice)
     monkeypatch.setattr(doctor, "needs_here", lambda config, nodes: (None, []))
 
@@ -37,12 +39,12 @@ def test_regions_are_examined_measured_and_found_by_the_planner(two_regions, tmp
 def test_nodes_are_called_by_their_region_where_they_are_alone_in_it():
     listed = [("10.1.0.1", "us"), ("10.2.0.1", "eu"), ("10.2.0.2", "eu"), ("10.3.0.1", None)]
     nodes = [
-        {"NodeID": address, "NodeManagerAddress": address, "Labels": {doctor.REGION_LABEL: region} if region else {}}
+        {"NodeID": address, "NodeManagerAddress": address, "Labels": {REGION_LABEL: region} if region else {}}
         for address, region in listed
     ]
     assert list(doctor.named(nodes)) == ["us", "eu 10.2.0.1", "eu 10.2.0.2", "10.3.0.1"]
 
 
 def test_nodes_are_called_by_the_label_that_the_run_names():
-    node = {"NodeID": "a", "NodeManagerAddress": "10.1.0.1", "Labels": {doctor.REGION_LABEL: "us", "site": "eu"}}
-    assert list(doctor.named([node], "site")) == ["eu"]
+    node = {"NodeID": "a", "NodeManagerAddress": "10.1.0.1", "Labels": {REGION_LABEL: "us", "site": "eu"}}
+    assert list(doctor.named([node], Whereabouts("site"))) == ["eu"]

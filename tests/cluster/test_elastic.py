@@ -26,13 +26,14 @@ REGION = "ray.io/availability-region"
 BOUND = """
 import sys
 import ray
-from ray_diloco.cluster.placement import in_region, on_node
+from ray_diloco.cluster.placement import on_node
+from ray_diloco.cluster.whereabouts import Whereabouts
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 class Where:
     def node(self):
         return ray.get_runtime_context().get_node_id()
 (us,) = (n["NodeID"] for n in ray.nodes() if n["Labels"].get(sys.argv[2]) == "us")
-ways = [on_node(us)] * 3 + [in_region("us", sys.argv[2])] * 3
+ways = [on_node(us)] * 3 + [Whereabouts(sys.argv[2]).inside("us")] * 3
 found = [ray.remote(num_cpus=0)(Where).options(**way).remote() for way in ways]
 assert ray.get([one.node.remote() for one in found]) == [us] * 6
 """

@@ -6,8 +6,9 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from ray_diloco.cluster.placement import check_feasible, in_region, on_node, release, reserve
+from ray_diloco.cluster.placement import check_feasible, on_node, release, reserve
 from ray_diloco.cluster.roster import room_name
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.errors import InfeasibleError
 
 pytestmark = pytest.mark.cluster
@@ -53,4 +54,4 @@ def test_what_fits_is_counted_over_all_islands_and_resources(cluster, islands, f
 
 
 def test_an_actor_may_be_anywhere_if_its_node_or_region_is_gone(cluster):
-    assert on_node(None) == on_node("0" * 56) == in_region("mars", "ray.io/availability-region") == {}
+    assert on_node(None) == on_node("0" * 56) == Whereabouts().inside("mars") == {}

@@ -7,8 +7,9 @@ from mortal_shards import Ref
 from ray.exceptions import ActorDiedError, RayError
 
 from ray_diloco.blocks import channels_of, cuts_of
-from ray_diloco.cluster import placement, relay
+from ray_diloco.cluster import relay, whereabouts
 from ray_diloco.cluster.relay import ATTEMPTS, Relays
+from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.schema import Config
 from ray_diloco.errors import ClusterError
 from ray_diloco.outer.layout import layout_of
@@ -84,8 +85,8 @@ def test_a_relay_starts_on_a_node_that_the_label_of_the_run_puts_into_the_region
 
     elsewhere = {"Alive": True, "Labels": {"ray.io/availability-region": "eu", "site": "us"}}
     monkeypatch.setattr(relay, "RelayActor", Actor)
-    monkeypatch.setattr(placement, "nodes", lambda: [elsewhere])
-    Relays(CHANNELS[0], 5.0, "site")._worker("eu")
-    monkeypatch.setattr(placement, "nodes", lambda: [elsewhere, {"Alive": True, "Labels": {"site": "eu"}}])
-    Relays(CHANNELS[0], 5.0, "site")._worker("eu")
+    monkeypatch.setattr(whereabouts, "nodes", lambda: [elsewhere])
+    Relays(CHANNELS[0], 5.0, Whereabouts("site"))._worker("eu")
+    monkeypatch.setattr(whereabouts, "nodes", lambda: [elsewhere, {"Alive": True, "Labels": {"site": "eu"}}])
+    Relays(CHANNELS[0], 5.0, Whereabouts("site"))._worker("eu")
     assert started == [{}, {"label_selector": {"site": "eu"}}]
