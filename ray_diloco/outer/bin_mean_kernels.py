@@ -157,41 +157,26 @@ def bin_mean8_encode(x, unit, out):
 
 
 @compiled()
-def _look_up(words, low, high, pairs):
-    """Entries of eight codes a word, written two at a time: `low` and `high` have them as halves of 64 bits."""
-    for w in range(pairs.size // 4):
-        word = words[w]
-        for j in range(4):
-            first, second = (word >> np.uint64(16 * j)) & _BYTE, (word >> np.uint64(16 * j + 8)) & _BYTE
-            pairs[4 * w + j] = low[first] | high[second]
-
-
-@compiled()
 def bin_mean8_decode(data, unit, y, subtract):
     """y = codebook entry; or y ← y − that."""
     book, room = np.empty(256, np.float32), np.empty(ROOM, np.uint8)
-    low, high = np.empty(256, np.uint64), np.empty(256, np.uint64)
     words = room.view(np.uint64)
     at = 0
     for start in range(0, y.size, unit):
         block = y[start : min(start + unit, y.size)]
         for c in range(256):
             book[c] = get_float(data, at + 4 * c)
-            low[c] = np.uint64(np.uint32(get_int32(data, at + 4 * c)))
-            high[c] = low[c] << np.uint64(32)
         for i in range(0, block.size, ROOM):
             piece = block[i : min(i + ROOM, block.size)]
             codes = data[at + 1024 + i : at + 1024 + i + piece.size]
             for j in range(codes.size):
                 room[j] = codes[j]
             whole = piece.size // 8
-            if subtract:
-                for w in range(whole):
-                    word = words[w]
-                    for j in range(8):
-                        piece[8 * w + j] -= book[(word >> np.uint64(8 * j)) & _BYTE]
-            else:
-                _look_up(words, low, high, piece[: 8 * whole].view(np.uint64))
+            for w in range(whole):
+                word = words[w]
+                for j in range(8):
+                    value = book[(word >> np.uint64(8 * j)) & _BYTE]
+                    piece[8 * w + j] = piece[8 * w + j] - value if subtract else value
             for j in range(8 * whole, piece.size):
                 piece[j] = piece[j] - book[room[j]] if subtract else book[room[j]]
         at += 1024 + block.size
