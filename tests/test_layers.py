@@ -20,7 +20,7 @@ INSIDE = {
     "rounds": {"rounds", "outer", "errors"},
     "inner": {"inner", "outer", "errors", "config", "data"},
     "planning": {"planning", "inner", "outer", "rounds", "errors", "blocks", "rules"} | set(SERVICES),
-    "doctor": {"doctor", "planning", "inner", "errors", "blocks", "rules"} | set(SERVICES),
+    "doctor": {"doctor", "planning", "inner", "outer", "errors", "blocks", "rules"} | set(SERVICES),
     "simulate": {"simulate", "rounds", "outer", "errors", "config", "observe", "blocks", "rules"},
 }
 OUTSIDE = {"outer": {"torch", "numpy", "xxhash", "numba"}, "rounds": set()}

@@ -89,6 +89,12 @@ class Probe:
         """Whether a file is there."""
         return Path(path).is_file()
 
+    def round(self, node: str) -> Check:
+        """Computes a round of two islands."""
+        from ray_diloco.doctor.arithmetic import check_round
+
+        return check_round(node)
+
     def storage(self, url: str, node: str) -> Check:
         """Writes and reads where commits go."""
         return check_storage(url, node)
@@ -177,6 +183,7 @@ def _examine(config: Config, probes: Mapping[str, tuple[Mapping[str, Any], Any]]
     for node in found:
         checks += [*check_versions(node.facts, known), *check_node(node.facts, needs)]
         checks += check_addresses(node.facts, alone=len(found) == 1)
+    checks += _said("a round", {node.name: node.handle.round.remote(node.name) for node in found})
     checks += check_clocks([(node.name, _ahead_s(node.handle)) for node in found])
     checks += check_reach(_reached(found))
     links, broken = _links(one_of_each(found), seconds)
@@ -246,18 +253,22 @@ def _places(config: Config, found: Sequence[Node]) -> list[Check]:
     if url.startswith("memory://"):
         checks = [passed("storage", "", f"{url}: kept by one process of the run")]
     else:
-        asked = {node.name: node.handle.storage.remote(url, node.name) for node in found}
-        checks = [
-            Check("storage", name, "fail", answer, "look at the log of that node")
-            if isinstance(answer := _answered(ref, ANSWER_S), str)
-            else answer
-            for name, ref in asked.items()
-        ]
+        checks = _said("storage", {node.name: node.handle.storage.remote(url, node.name) for node in found})
     shared = {"data": str(cache_folder(config.data.cache)), "storage": url}
     for what, folder in shared.items():
         if "://" not in folder:
             checks += _seen_everywhere(what, folder, found)
     return checks
+
+
+def _said(check: str, asked: Mapping[str, Any]) -> list[Check]:
+    """What the probes of nodes say of one check."""
+    return [
+        Check(check, name, "fail", answer, "look at the log of that node")
+        if isinstance(answer := _answered(ref, ANSWER_S), str)
+        else answer
+        for name, ref in asked.items()
+    ]
 
 
 def _seen_everywhere(what: str, folder: str, found: Sequence[Node]) -> list[Check]:

@@ -31,6 +31,8 @@ HERE = "here"
 
 def examine(config: Config) -> list[Check]:
     """All checks of this machine for a run."""
+    from ray_diloco.doctor.arithmetic import check_round
+
     needs, model = needs_here(config)
     facts = facts_here(config)
     return [
@@ -38,6 +40,7 @@ def examine(config: Config) -> list[Check]:
         *model,
         *check_node(facts, needs),
         check_room_for_ranks(config, facts),
+        check_round(),
         *check_addresses(facts, alone=True),
         *check_reach(_loopback()),
         check_storage(storage_of(config)),
