@@ -158,13 +158,18 @@ class RayAnchor:
                 settings = ShardSettings(layout, self.cuts, names, part, parts, k, count, faults)
                 keepers.append(Keeper(actor, settings, near[k]))
             self._shards.all = keepers  # all anew, where a start before this one was cancelled
-            calls = [keeper.build() for keeper in self._keepers]
-            loads = [] if manifest is None else [keeper.load(storage, manifest) for keeper in self._keepers]
+
+            async def attempt() -> list[list[str]]:
+                calls = [keeper.build() for keeper in self._keepers]
+                loads = [] if manifest is None else [keeper.load(storage, manifest) for keeper in self._keepers]
+                await self._all(calls, "starting the anchor")
+                return await self._all(loads, "loading the anchor")
+
             try:
-                await answers(calls, "starting the anchor", self.settings.deadline_s)
-                fresh = await answers(loads, "loading the anchor", self.settings.deadline_s)
-            except ActorFailed as failed:
-                raise ClusterError(221, f"the anchor did not start: {failed}", "see the logs of that node") from failed
+                fresh = await self._shards.ask("starting the anchor", attempt, starting=True)
+            except ClusterError as failed:
+                what = f"the anchor did not start: {failed.what}"
+                raise ClusterError(221, what, "see the logs of that node") from failed
             self.layout = layout
             for name in sorted({name for names in fresh for name in names}):
                 if self._shards.journal is not None:

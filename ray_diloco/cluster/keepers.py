@@ -177,8 +177,13 @@ class Keepers:
         """Bytes of payloads that are kept alive for successors."""
         return sum(keeper.kept_bytes for keeper in self.all)
 
-    async def ask(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def ask(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]], *, starting: bool = False) -> T:
         """Makes calls to shards, and makes them again when one of the shards was dead and has a successor.
+
+        Args:
+          what: the calls in words, for the error.
+          attempt: makes them and waits for the answers.
+          starting: the processes of the shards may not be there yet, so that silence says nothing.
 
         Raises:
           ClusterError: RD-222, a living shard failed, or shards die again and again.
@@ -187,7 +192,7 @@ class Keepers:
         while True:
             seen = self._generation
             try:
-                return await self._watched(attempt())
+                return await (attempt() if starting else self._watched(attempt()))
             except ActorFailed as failed:
                 if not await self._revived(seen, failed):
                     raise _failed(f"while {what}: {failed}") from failed.cause

@@ -135,6 +135,8 @@ class Rank:
 
     def attach(self, incarnation: int) -> Description:
         """Goes on under another driver; what an earlier one has asked for is done, and forgotten."""
+        if not hasattr(self, "_exchanges"):
+            raise RuntimeError("its model was not built yet")
         self._job = replace(self._job, incarnation=incarnation)
         self._exchanges.give_back()
         return self._description()

@@ -89,7 +89,7 @@ def straight(tmp_path_factory):
 
 CALLS = [("build", 1), ("found", 1), ("save", 1), ("saved", 1), ("current", 1)]
 CALLS += [(method, n) for method in ("prepare", "commit") for n in range(1, ROUNDS + 1)]
-POINTS = [Death(m, n, after) for m, n in CALLS if m != "build" for after in (False, True)]
+POINTS = [Death(m, n, after) for m, n in CALLS for after in (False, True)]
 
 
 @pytest.mark.parametrize("death", POINTS, ids=lambda d: f"{'after' if d.after else 'before'}-{d.method}-{d.nth}")
@@ -104,6 +104,27 @@ def test_a_shard_dies_at_any_point_and_the_run_has_the_same_bits(death, straight
     ]
     assert store.newest.round == DURABLE
     assert [e.sha256 for e in store.newest.files] == [e.sha256 for e in stored.newest.files]
+
+
+@pytest.mark.parametrize("death", [Death(m, 1, after) for m in ("build", "load") for after in (False, True)], ids=repr)
+def test_a_shard_that_dies_while_a_commit_is_taken_up_has_a_successor(death, straight, tmp_path):
+    _, _, store = run(tmp_path)
+
+    def begun(*deaths):
+        world = World(CHANNELS, deaths)
+        asyncio.run(world.anchor.start(LAYOUT, ["n0", "n1"], store.newest, store.storage))
+        return world
+
+    world = begun(death)
+    assert world.committed() == begun().committed()
+    assert world.tape.kinds() == ["anchor_shard_lost", "anchor_shard_replaced"]
+
+
+def test_shards_that_die_over_and_over_while_they_start_end_the_run(tmp_path):
+    world = World(CHANNELS, [Death("build", 1)], [Death("build", 1)] * 9, losses=3)
+    with pytest.raises(ClusterError, match="RD-221: the anchor did not start: an anchor shard failed") as error:
+        asyncio.run(world.anchor.start(LAYOUT, ["n0", "n1"], None, Storage(str(tmp_path))))
+    assert error.value.mend
 
 
 def test_both_shards_die_at_once(straight, tmp_path):
