@@ -20,7 +20,7 @@ from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.cluster.ahead import handed_over
 from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.berths import Berths
-from ray_diloco.cluster.calls import ActorFailed, answers
+from ray_diloco.cluster.calls import answers
 from ray_diloco.cluster.keepers import Keeper, Keepers, Shards, start_shard
 from ray_diloco.cluster.layout import check_layout
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune
