@@ -13,6 +13,10 @@ from typing import Any
 import ray
 
 from ray_diloco.rounds.clock import now
+from ray_diloco.rounds.ports import Piece
+
+# Bytes; Ray returns an object of up to 100 kB, headers and all, in the answer to a call.
+WITHIN_A_CALL = 90_000
 
 
 class Ahead:
@@ -45,17 +49,18 @@ class Ahead:
         """Lets a payload come from a node to those of the ranks, once for each."""
         for node in dict.fromkeys(nodes):
             if node != node_id:
-                ranks[nodes.index(node)].fetch.remote(*handed_over([payload]))
+                ranks[nodes.index(node)].fetch.remote([payload])
 
 
-def handed_over(handles: Sequence[Any]) -> list[Any]:
-    """References as arguments of a call that nothing is to wait for but the call itself.
+def handed_over(pieces: Sequence[Piece]) -> list[Any]:
+    """The references of payloads, as arguments of a call that nothing is to wait for but the call itself.
 
     Ray holds up all later calls to an actor until what an argument stands for has come, heartbeats among them, and asks
-    its own daemon about each argument first: a millisecond, also on one machine.  In a list references stay what they
-    are, and `brought` reads them.
+    its own daemon about each argument first, which takes up to a millisecond also on one machine.  In a list references
+    stay what they are, and `brought` reads them.  Small payloads are with the driver and travel within the call.
     """
-    return [list(handles)] if handles else []
+    handles = [piece.handle for piece in pieces]
+    return [handles] if any(piece.nbytes > WITHIN_A_CALL for piece in pieces) else handles
 
 
 def brought(payloads: Sequence[Any]) -> Sequence[Any]:

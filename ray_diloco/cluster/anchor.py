@@ -318,8 +318,7 @@ class RayAnchor:
             not movement.contributions,
         )
         flat = [piece for part in parts for piece in part] + around
-        found = [piece.handle for piece in flat]
-        return work, handed_over(found), sum(piece.nbytes for piece in flat)
+        return work, handed_over(flat), sum(piece.nbytes for piece in flat)
 
     def _of(self, fragment: int, anchor: str) -> list[Keeper]:
         """The shards that keep an anchor; side channels have one anchor in any case."""

@@ -154,7 +154,6 @@ def _spec(config: Config, name: str, corpus: Corpus, heldout: Corpus, folders: t
         heldout_data=config.data,
         tokenizer=config.tokenizer,
         channels=channels_of(emitting(config, name)),
-        region_label=config.islands.region_label,
         folders=folders,
     )
     return IslandSpec(room, threads, accelerator, job, labels_of(config, name), region_of(config, name))

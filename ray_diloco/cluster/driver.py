@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import ray
-
 from ray_diloco.blocks import channels_of, cuts_of, needs_layout
 from ray_diloco.checkpoint.fresh import refuse_fresh
 from ray_diloco.checkpoint.manifest import Manifest
@@ -171,9 +169,9 @@ class Driver:
         ending = await self._sail(books, anchor, durable, journal)
         announcing.cancel()
         self._count_own()
-        if self._traffic.machines > 1:
-            sent, machines = self._traffic.total, self._traffic.machines
-            journal.event("network_counted", sent_bytes=sent.sent, received_bytes=sent.received, machines=machines)
+        if (traffic := self._traffic).machines > 1:
+            counted = {"bytes_sent": traffic.sent, "bytes_received": traffic.received}
+            journal.event("network_counted", **counted, machines=traffic.machines)
         self._status = ending.status
         facts = {
             "unigram_entropy": self._job.heldout.unigram_entropy,
@@ -189,7 +187,7 @@ class Driver:
 
     def _count_own(self) -> None:
         """Hears what this machine has counted."""
-        self._traffic.heard(ray.get_runtime_context().get_node_id(), self._interface.counted())
+        self._traffic.hear(self._interface.counted())
 
     async def _layout(self) -> Layout | None:
         """The canonical form of the model, where the number of fragments depends on it."""

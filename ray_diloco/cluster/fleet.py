@@ -102,7 +102,7 @@ class RayFleet:
 
     def _berths(self, built: Sequence[str]) -> Berths:
         """Where the anchor is to live, now that one island has come up on the nodes given."""
-        regions = {node["NodeID"]: self._settings.where.region(node) for node in nodes()}
+        regions = self._regions()
         placed = self._rooms.nodes()
         places = {
             name: Place(spec.region or regions[placed[name][0]], placed[name])
@@ -111,6 +111,10 @@ class RayFleet:
         }
         home = regions.get(ray.get_runtime_context().get_node_id(), "")
         return berths(places, home) if places else Berths(built)
+
+    def _regions(self) -> dict[str, str]:
+        """Region of every living node."""
+        return {node["NodeID"]: self._settings.where.region(node) for node in nodes()}
 
     async def _take_over(self, crew: Crew, incarnation: int) -> RayIsland | None:
         """An island that another driver has started; None if it is of no use, and then it is ended."""
@@ -141,7 +145,7 @@ class RayFleet:
             island.end()
             raise
         self.islands[island.name] = island
-        island.region = self._specs[island.name].region or island.region
+        island.region = self._specs[island.name].region or self._regions().get(island.node_id, "")
         island.tell(lambda: self.noticed(island.name) if self.noticed is not None else None)
         return island
 

@@ -96,6 +96,11 @@ class RayIsland:
         """Where rank 0 is."""
         return Progress(0, 0, 0, math.nan, 0.0) if self._watch is None else self._watch.progress
 
+    @property
+    def node_id(self) -> str:
+        """Node of rank 0; empty before it is built."""
+        return self._nodes[0] if self._nodes else ""
+
     def tell(self, noticed: Callable[[], None]) -> None:
         """Says whom to call when a rank hears that its machine is about to go."""
         if self._watch is not None:
@@ -232,10 +237,9 @@ class RayIsland:
     async def _connect(self, anchor: RayAnchor, built: Sequence[Description]) -> None:
         """Tells ranks of the anchor, and brings it to life for the first island."""
         deadlines = self._settings.deadlines
-        self.region = built[0].region
         self._nodes = [b.node_id for b in built]
         if self._watch is not None:
-            self._watch.heard = lambda k, said: self._settings.traffic.heard(self._nodes[k], said.counted)
+            self._watch.listener = lambda said: self._settings.traffic.hear(said.counted)
         await anchor.start(built[0].layout, self._nodes, self._settings.newest(), self._settings.storage)
         self._shards = anchor.parts
         connected = [rank.connect.remote(anchor.parts, anchor.cuts) for rank in self._ranks]
@@ -246,8 +250,7 @@ class RayIsland:
         self._ahead.fetch(self._ranks, self._nodes, payload, node_id)
 
     def _handed(self, updates: Sequence[Update]) -> list[Any]:
-        handles = [piece.handle for update in updates for piece in update.pieces if piece.nbytes]
-        return handed_over(handles)
+        return handed_over([piece for update in updates for piece in update.pieces if piece.nbytes])
 
     def _pass(self, phase: str) -> None:
         if self._settings.driver is not None:

@@ -68,7 +68,6 @@ class RankJob:
       corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `heldout_data` and `tokenizer` say how to
         prepare them where they are missing (another machine).
       channels: what is exchanged and how; the main one first.
-      region_label: label of a node that says where it is.
       incarnation: how often the island was started anew.
       orphan_s: seconds without a word from any driver after which it ends itself; 0: never.
       folders: where a user's own modules are imported from.
@@ -82,7 +81,6 @@ class RankJob:
     heldout_data: DataConfig
     tokenizer: TokenizerConfig
     channels: tuple[Channel, ...]
-    region_label: str
     incarnation: int = 0
     orphan_s: float = 0.0
     folders: tuple[str, ...] = ()
@@ -153,9 +151,7 @@ class Rank:
         }
 
     def _description(self) -> Description:
-        context = ray.get_runtime_context()
-        region = context.get_node_labels().get(self._job.region_label, "")
-        return Description(self._inner.layout, context.get_node_id(), str(region), self._calls)
+        return Description(self._inner.layout, ray.get_runtime_context().get_node_id(), self._calls)
 
     def train(
         self,
@@ -261,18 +257,19 @@ class Rank:
 
     def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments from all shards' payloads; collective over the island."""
-        self._calls += 1
         self._misfortune.called()
         self._misfortune.pass_(self._round, AFTER_COMMIT)
         arrays: Sequence[np.ndarray] = brought(payloads)
+        # Not before: a payload that has gone with its owner leaves this rank where it was.
+        self._calls += 1
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
         self._exchanges.adopt(fragments, merged, arrays)
 
     def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments, whatever the rule of adoption; collective."""
-        self._calls += 1
         self._misfortune.called()
         arrays: Sequence[np.ndarray] = brought(payloads)
+        self._calls += 1
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
         self._exchanges.join(fragments, arrays)
 
@@ -286,10 +283,11 @@ class Rank:
 
         Under anchors, if their payloads are given; those stay until something else is asked of the rank.
         """
+        arrays = brought(payloads)
         self._calls += 1
         self._beats += 1
         if payloads:
-            self._exchanges.borrow(brought(payloads))
+            self._exchanges.borrow(arrays)
         else:
             self._exchanges.give_back()
         numbers = np.asarray(blocks, dtype=np.int64)

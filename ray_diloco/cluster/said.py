@@ -16,7 +16,6 @@ class Description:
 
     layout: Layout
     node_id: str
-    region: str
     calls: int = 0
 
 

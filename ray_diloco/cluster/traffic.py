@@ -1,7 +1,8 @@
 """What the network interfaces of a run's machines counted: packets as they went, with all that is no payload.
 
-Payloads are what the algorithm sends; a bill is of what left a machine: headers, what was sent again, Ray's own calls,
-and whatever else that machine sends.  Each rank says with its heartbeats what its machine's interface has counted.
+Payloads are what the algorithm sends; a bill is of what machines sent: headers, what was sent again, Ray's own calls,
+and whatever else goes out there.  Each rank says with its heartbeats what the interface has counted over which its
+machine and the others of the cluster speak.
 """
 
 from __future__ import annotations
@@ -16,26 +17,36 @@ from ray_diloco.inner.environment import interface_towards
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes that an interface has sent and received since its machine was started."""
+    """Bytes that the interface of a machine has sent and received since it was made; `machine` is its address."""
 
+    machine: str
     sent: int
     received: int
 
 
 class Interface:
-    """The interface of this machine from which `host` is reached, or that has this address itself."""
+    """The interface of this machine that has an address, IPv4; none if that is the loopback's."""
 
-    def __init__(self, host: str) -> None:
-        name = interface_towards(host)
+    def __init__(self, address: str) -> None:
+        self._address = address
+        try:
+            name = interface_towards(address)
+        except OSError:
+            name = None
+        # An address may have a name of its own, as eth0:1; packets are counted for eth0.
+        name = name.partition(":")[0] if name else ""
         # What stays on a machine crosses no network.
-        self._name = None if name is None or name.startswith("lo") else name
+        self._name = "" if name == "lo" else name
 
     def counted(self) -> Counted | None:
-        """What it has counted; None where there is no such interface."""
-        if self._name is None:
+        """What it has counted; None where there is no such interface, or nothing can be read of it now."""
+        if not self._name:
             return None
-        found = psutil.net_io_counters(pernic=True, nowrap=False).get(self._name)
-        return None if found is None else Counted(found.bytes_sent, found.bytes_recv)
+        try:
+            found = psutil.net_io_counters(pernic=True, nowrap=False).get(self._name)
+        except OSError:
+            return None
+        return None if found is None else Counted(self._address, found.bytes_sent, found.bytes_recv)
 
 
 def own_address() -> str:
@@ -45,25 +56,27 @@ def own_address() -> str:
 
 
 class Traffic:
-    """What the machines of a run have counted since they were first heard."""
+    """What the machines of a run have counted since they were first heard.
+
+    Attributes:
+      sent, received: bytes of all machines together; what one of them sent, another has received.
+    """
 
     def __init__(self) -> None:
-        self._first: dict[str, Counted] = {}
+        self.sent = self.received = 0
         self._last: dict[str, Counted] = {}
 
-    def heard(self, machine: str, counted: Counted | None) -> None:
+    def hear(self, counted: Counted | None) -> None:
         """Notes what a machine says; several ranks of one machine say the same."""
-        if counted is not None:
-            self._first.setdefault(machine, counted)
-            self._last[machine] = counted
+        if counted is None:
+            return
+        last = self._last.get(counted.machine, counted)
+        # An interface that was made anew, as a tunnel is when it starts again, counts from nothing.
+        self.sent += counted.sent - last.sent if counted.sent >= last.sent else counted.sent
+        self.received += counted.received - last.received if counted.received >= last.received else counted.received
+        self._last[counted.machine] = counted
 
     @property
     def machines(self) -> int:
         """How many were heard."""
-        return len(self._first)
-
-    @property
-    def total(self) -> Counted:
-        """Of all machines together: what one of them sent, another has received."""
-        pairs = [(self._first[machine], last) for machine, last in self._last.items()]
-        return Counted(sum(b.sent - a.sent for a, b in pairs), sum(b.received - a.received for a, b in pairs))
+        return len(self._last)

@@ -44,7 +44,7 @@ class Watch:
       progress: of rank 0.
       leaving: a rank has said that its machine is about to go.
       noticed: called when that happens.
-      heard: called with the number of a rank and what it says of itself.
+      listener: called with what a rank says of itself.
     """
 
     def __init__(self, name: str, ranks: Sequence[Any], heartbeat_s: float, silence_s: float) -> None:
@@ -54,7 +54,7 @@ class Watch:
         self.progress = Progress(0, 0, 0, math.nan, 0.0)
         self.leaving = False
         self.noticed: Callable[[], None] | None = None
-        self.heard: Callable[[int, Progress], None] | None = None
+        self.listener: Callable[[Progress], None] | None = None
         self._name, self._ranks = name, ranks
         self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
         self._stepping: float | None = None
@@ -138,8 +138,8 @@ class Watch:
         self._heard[rank] = at
         if rank == 0:
             self.progress = progress
-        if self.heard is not None:
-            self.heard(rank, progress)
+        if self.listener is not None:
+            self.listener(progress)
         if progress.leaving and not self.leaving and self.noticed is not None:
             self.leaving = True
             self.noticed()

@@ -32,12 +32,13 @@ class Whereabouts:
         return Whereabouts(islands.region_label, islands.region_resource)
 
     def region(self, node: Mapping[str, Any]) -> str:
-        """Region of a node, as `ray.nodes()` has it; empty where it says none."""
+        """Region of a node, as `ray.nodes()` has it; empty where it says none, the first where it says several."""
         if not self.resource:
             return str(node.get("Labels", {}).get(self.label, ""))
         before, _, after = self.resource.partition(_HERE)
+        around = len(before) + len(after)
         found = (name for name in sorted(node.get("Resources", {})) if name.startswith(before) and name.endswith(after))
-        return next((name[len(before) : len(name) - len(after)] for name in found), "")
+        return next((name[len(before) : len(name) - len(after)] for name in found if len(name) > around), "")
 
     def demand(self, region: str) -> dict[str, float]:
         """What an actor asks for that is to be in a region; nothing where labels say it."""
@@ -45,9 +46,12 @@ class Whereabouts:
 
     def inside(self, region: str) -> dict[str, Any]:
         """Options of an actor that is to be in a region, if a node of it is alive; else it may be anywhere."""
-        if not any(self.region(node) == region for node in nodes()):
-            return {}
-        return {"resources": self.demand(region)} if self.resource else {"label_selector": {self.label: region}}
+        demand = self.demand(region)
+        if self.resource:
+            there = bool(demand) and any(demand.keys() <= node.get("Resources", {}).keys() for node in nodes())
+            return {"resources": demand} if there else {}
+        there = any(self.region(node) == region for node in nodes())
+        return {"label_selector": {self.label: region}} if there else {}
 
 
 # As nodes say it where nothing else is configured.

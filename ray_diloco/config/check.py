@@ -204,11 +204,17 @@ def _check_regions(config: Config) -> None:
         raise ConfigError(
             124, f"islands.regions has {together} islands, but islands.count={islands.count}", "leave islands.count out"
         )
-    if islands.region_resource and "{region}" not in islands.region_resource:
+    if islands.region_resource and len(islands.region_resource.split("{region}")) != 2:
         raise ConfigError(
             126,
-            f"islands.region_resource={islands.region_resource} names no region",
-            'write "{region}" where the name of the region stands',
+            f"islands.region_resource={islands.region_resource} names no region, or several",
+            'write "{region}" once, where the name of the region stands',
+        )
+    if islands.region_resource == "{region}":
+        raise ConfigError(
+            126,
+            f"islands.region_resource={islands.region_resource} could be any resource of a node",
+            'write something beside the region, as in "region-{region}"',
         )
     if islands.max > islands.count and not elastic(config):
         raise ConfigError(

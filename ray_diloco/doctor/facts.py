@@ -62,7 +62,7 @@ class Facts:
 
     Attributes:
       node: its name here.
-      region: label of its Ray node; empty without one.
+      region: of its Ray node; empty without one.
       python: version; packages: versions by name, None where one is not installed.
       compilers: paths by name, of those that are there.
       cpus, memory_free: processors and bytes.

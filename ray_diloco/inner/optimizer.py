@@ -62,7 +62,9 @@ def parameter_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay
 def _adamw(model: nn.Module, inner: InnerConfig) -> torch.optim.Optimizer:
     config = inner.optimizer
     groups = parameter_groups(model.parameters(), inner.lr, config.weight_decay)
-    return AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    # From stage 1 on DeepSpeed imports the compiler itself, and warns of classes that it does not know.
+    kind = AdamW if inner.zero_stage == 0 else torch.optim.AdamW
+    return kind(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
 def _sgd(model: nn.Module, inner: InnerConfig) -> torch.optim.Optimizer:

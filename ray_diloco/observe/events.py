@@ -56,7 +56,7 @@ EVENTS: dict[str, str] = {
     "inner_state_reset": "An island's inner optimiser state began anew (island, round, reason).",
     "progress_taken_up": "An island went on in the midst of a segment (island, incarnation, segment, done, steps).",
     "progress_ignored": "A progress point was not used; its work is issued again (island, incarnation, reason).",
-    "network_counted": "What the network interfaces of all machines counted (sent_bytes, received_bytes, machines).",
+    "network_counted": "What the network interfaces of all machines counted (bytes_sent, bytes_received, machines).",
     "evaluation": "The anchor was evaluated on held-out blocks (round, loss, ppl, blocks).",
     "stop_requested": "Somebody asked the run to stop (round).",
     "run_finished": "All rounds are committed (rounds, tokens, wall_s).",

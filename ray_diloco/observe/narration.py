@@ -53,7 +53,7 @@ SENTENCES: dict[str, str | None] = {
     "inner_state_reset": "inner optimiser state of island {island} begins anew[: {reason}]",
     "progress_taken_up": "island {island} goes on with step {done} of {steps} of its segment",
     "progress_ignored": "the progress of island {island} is not taken up[: {reason}]",
-    "network_counted": "the network of {machines} machines carried {sent_bytes}, all their traffic",
+    "network_counted": "the network of {machines} machines carried {bytes_sent}, with all that is no payload",
     "evaluation": "held-out[ after round {round}]: loss {loss}[ · perplexity {ppl}][ · {blocks} blocks]",
     "stop_requested": "stop requested[ after round {round}]",
     "run_finished": "finished[: {rounds} rounds][, {tokens} tokens][ in {wall_s}]",

@@ -1,7 +1,8 @@
 """What a script reads after the run: `summary.json`.
 
 Its figures are counted from `metrics.jsonl` and `events.jsonl`, which survive stops and hold every committed round
-once; so a run that was resumed three times has the summary of one that was never stopped, apart from its wall time.
+once; so a run that was resumed three times has the summary of one that was never stopped, apart from its wall time
+and from `bytes_network`, of which every process of the run counts its own.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def tally(directory: Path) -> Tally:
     commits = [line for line in metrics if line["kind"] == "commit"]
     evaluations = [line for line in metrics if line["kind"] == "eval"]
     islands = _count_islands(of_island, events)
-    counted = [event["sent_bytes"] for event in events if event["event"] == "network_counted"]
+    counted = [event["bytes_sent"] for event in events if event["event"] == "network_counted"]
     return Tally(
         rounds=commits[-1]["round"] if commits else 0,
         steps=sum(steps_of_round.values()),

@@ -6,7 +6,7 @@ import concurrent.futures
 import pytest
 from ray.exceptions import ActorDiedError
 
-from ray_diloco.cluster.ahead import Ahead, brought, handed_over
+from ray_diloco.cluster.ahead import WITHIN_A_CALL, Ahead, brought, handed_over
 from ray_diloco.cluster.island import FleetSettings, RayIsland
 from ray_diloco.cluster.said import EmitStats
 from ray_diloco.cluster.storage import Storage
@@ -117,6 +117,11 @@ def test_an_anchor_is_sent_once_to_each_other_machine():
     assert [rank.asked for rank in ranks] == [[], ["fetch"], [], ["fetch"]]
 
 
+def test_a_call_waits_for_no_payload_but_small_ones_travel_within_it():
+    small, large = Piece(0, WITHIN_A_CALL, "a"), Piece(1, WITHIN_A_CALL + 1, "b")
+    assert handed_over([]) == [] and handed_over([small, small]) == ["a", "a"]
+    assert handed_over([large]) == [["b"]] and handed_over([small, large]) == [["a", "b"]]
+
+
 def test_what_is_not_handed_over_is_there_already():
-    assert handed_over([]) == [] and handed_over(["a", "b"]) == [["a", "b"]]
     assert brought(("x", "y")) == ("x", "y") and brought(()) == ()

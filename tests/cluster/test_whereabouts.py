@@ -22,6 +22,7 @@ NOWHERE = {"NodeID": "0"}
         (Whereabouts(resource="at-{region}"), RICH, "us-east"),
         (Whereabouts(resource="at-{region}-east"), RICH, "us"),
         (Whereabouts(resource="region-{region}"), RICH, ""),
+        (Whereabouts(resource="at-{region}-east"), {"Resources": {"at-east": 1, "at-us-east": 1}}, "us"),
         (Whereabouts(resource="at-{region}"), NOWHERE, ""),
     ],
 )
@@ -33,7 +34,11 @@ def test_who_is_to_be_in_a_region_asks_for_what_its_nodes_have(monkeypatch):
     monkeypatch.setattr(whereabouts, "nodes", lambda: [LABELLED, RICH])
     by_resource = Whereabouts.of(IslandsConfig(region_resource="at-{region}"))
     assert by_resource.inside("us-east") == {"resources": {"at-us-east": REGION_SHARE}}
+    # A node may stand for several.
+    monkeypatch.setattr(whereabouts, "nodes", lambda: [{"Resources": {"at-disk": 1, "at-eu": 1, "at-us": 1}}])
+    assert by_resource.inside("us") == {"resources": {"at-us": REGION_SHARE}} and by_resource.inside("asia") == {}
     assert by_resource.demand("us-east") == {"at-us-east": REGION_SHARE}
+    monkeypatch.setattr(whereabouts, "nodes", lambda: [LABELLED, RICH])
     assert Whereabouts.of(IslandsConfig(region_label="site")).inside("us") == {"label_selector": {"site": "us"}}
 
 

@@ -1,7 +1,5 @@
 """Islands by region, slots for more of them, and what does not go with them."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from ray_diloco.config.check import check
@@ -37,21 +35,17 @@ def test_an_island_asks_for_nodes_of_its_region_and_with_its_accelerator():
     assert labels_of(config, "eu-0") == {accelerator: "A100"}
 
 
-def test_a_label_of_ones_own_is_that_by_which_ranks_say_where_they_are_and_relays_are_placed(monkeypatch):
-    from ray_diloco.cluster import rank
-    from ray_diloco.cluster.build import anchor_settings, island_specs
+def test_a_label_or_a_resource_of_ones_own_says_where_relays_are_placed():
+    from ray_diloco.cluster.build import anchor_settings
     from ray_diloco.cluster.misfortune import NO_FAULTS
+    from ray_diloco.cluster.whereabouts import BY_LABEL, Whereabouts
 
-    config = configured("islands.regions={eu: 1}", "islands.region_label=site")
-    assert anchor_settings(config, NO_FAULTS).region_label == "site"
-    spec = island_specs(config, {}, SimpleNamespace(vocab_size=258, eos_id=256))["eu-0"]
-    here = SimpleNamespace(
-        get_node_labels=lambda: {"ray.io/availability-region": "us", "site": "eu"}, get_node_id=lambda: "node"
-    )
-    monkeypatch.setattr(rank.ray, "get_runtime_context", lambda: here)
-    told = rank.Rank(spec.job, 0)
-    told._inner = SimpleNamespace(layout=None)
-    assert told._description().region == "eu"
+    def where(*settings):
+        return anchor_settings(configured("islands.regions={eu: 1}", *settings), NO_FAULTS).where
+
+    assert where() == BY_LABEL
+    assert where("islands.region_label=site") == Whereabouts("site")
+    assert where("islands.region_resource=at-{region}") == Whereabouts(resource="at-{region}")
 
 
 def test_slots_beyond_those_at_the_start_come_region_by_region():
@@ -82,6 +76,8 @@ def test_islands_with_anchors_of_their_own_are_as_many_as_at_the_start():
         (124, ["islands.count=3", "islands.regions.eu=2"]),
         (125, ["algorithm=noloco", "islands.count=4", "islands.max=6"]),
         (126, ["islands.region_resource=eu"]),
+        (126, ["islands.region_resource={region}"]),
+        (126, ["islands.region_resource=at-{region}-{region}"]),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_number(number, settings):

@@ -102,7 +102,7 @@ def test_what_each_process_of_a_run_counted_on_the_network_adds_up(tmp_path: Pat
     events.append("run_started", run="demo")
     assert tally(tmp_path).bytes_network is None
     for sent in (1000, 234):
-        events.append("network_counted", sent_bytes=sent, received_bytes=9, machines=2)
+        events.append("network_counted", bytes_sent=sent, bytes_received=9, machines=2)
     assert tally(tmp_path).bytes_network == 1234
 
 

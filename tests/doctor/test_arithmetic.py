@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -33,3 +35,10 @@ def test_a_machine_that_refuses_its_own_payloads_is_named(monkeypatch):
     monkeypatch.setattr(arithmetic, "_difference", broken)
     check = check_round()
     assert (check.status, check.said, check.mend) == ("fail", "the payload is damaged", "look")
+
+
+@pytest.mark.parametrize("island", [1, 2])
+def test_what_is_no_number_fails_on_either_island(monkeypatch, island):
+    real, asked = arithmetic._flat, itertools.count()
+    monkeypatch.setattr(arithmetic, "_flat", lambda model: real(model) * (torch.nan if next(asked) == island else 1.0))
+    assert check_round().status == "fail"
