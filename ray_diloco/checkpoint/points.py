@@ -35,6 +35,7 @@ class Mark:
       start_step, steps: the segment, in global steps.
       blocks: its lease, as pairs of start and stop.
       bases: rows of fragment, version, steps and tokens, as the segment began.
+      before: blocks that were trained before it, and that no contribution had had.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Mark:
     steps: int
     blocks: tuple[tuple[int, int], ...]
     bases: tuple[tuple[int, ...], ...]
+    before: tuple[tuple[int, int], ...] = ()
 
     @property
     def json(self) -> dict[str, Any]:

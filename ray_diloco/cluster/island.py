@@ -140,7 +140,8 @@ class RayIsland:
             return None
         blocks = tuple((r.start, r.stop) for r in work.lease.blocks)
         bases = tuple((fragment, *base) for fragment, base in sorted(work.bases.items()))
-        mark = Mark(settings.epoch, len(self._ranks), work.start_step, work.steps, blocks, bases)
+        before = tuple((r.start, r.stop) for r in work.before)
+        mark = Mark(settings.epoch, len(self._ranks), work.start_step, work.steps, blocks, bases, before)
         return Keeping(settings.storage, mark, settings.progress_every)
 
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:

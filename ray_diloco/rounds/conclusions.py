@@ -158,6 +158,8 @@ class Conclusions:
             if self._ending:
                 # Nobody is left to hand over what a commit of it would need.
                 await self._anchor.abort(prepared.key)
+                for offer, _ in weighed:
+                    self._position.refuse(offer)
                 return
             # The decision.  Keepers swap before they do anything else for us, so islands need not wait for the answers.
             swap = asyncio.ensure_future(self._anchor.commit(prepared.key))

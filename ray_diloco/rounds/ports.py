@@ -68,7 +68,8 @@ class Work:
 
     `seconds` above 0 ends it earlier, after that time and at least one step.  `emits` says what is emitted behind it,
     fragment, base version and round: over a long way it pays to ask for that in time.  With `bases`, by fragment, the
-    island keeps progress points, which belong to this work from there; `done` steps were taken up from such a point.
+    island keeps progress points, which belong to this work from there, and after the blocks `before` it that no
+    contribution has had yet; `done` steps were taken up from such a point.
     """
 
     segment: int
@@ -78,6 +79,7 @@ class Work:
     seconds: float = 0.0
     emits: tuple[tuple[int, int, int], ...] = ()
     bases: Mapping[int, Base] | None = None
+    before: Ranges = ()
     done: int = 0
 
 

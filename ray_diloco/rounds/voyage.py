@@ -158,7 +158,10 @@ class Voyage:
         first = boundary.stages[0].emits if boundary.stages else ()
         versions = self._member.versions
         emits = tuple((due.fragment, versions[due.fragment], due.round) for due in first)
-        return replace(work, emits=emits, bases=self._member.bases if self._rules.points else None)
+        if not self._rules.points:
+            return replace(work, emits=emits)
+        before = tuple(r for lease in self._member.leases if lease != work.lease for r in lease.blocks)
+        return replace(work, emits=emits, bases=self._member.bases, before=before)
 
     async def _begun(self, work: Work, boundary: Boundary) -> Work:
         """The work, less what was done of it before the run was interrupted; notes where the island stands."""

@@ -45,8 +45,8 @@ def fits(point: Point, work: Work, base: np.ndarray | None, life: int) -> str:
     """Why a point is not one of a piece of work; empty: it is.  `base`: what it must have begun from, if not the same
     driver says so."""
     mine, its = work, point.work
-    if (mine.start_step, mine.steps, mine.lease.blocks, mine.bases) != (
-        its.start_step, its.steps, its.lease.blocks, its.bases
+    if (mine.start_step, mine.steps, mine.lease.blocks, mine.bases, mine.before) != (
+        its.start_step, its.steps, its.lease.blocks, its.bases, its.before
     ):  # fmt: skip
         return "its point is of other work"
     if (point.life != life) if base is None else not np.array_equal(base, point.base):

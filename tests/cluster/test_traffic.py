@@ -56,4 +56,4 @@ def test_counting_never_harms_a_rank(monkeypatch):
 
 def test_what_was_counted_is_told_with_its_unit():
     said = narrate({"event": "network_counted", "bytes_sent": 50_130_000, "bytes_received": 1, "machines": 2})
-    assert said == "the network of 2 machines carried 50.13 MB, with all that is no payload"
+    assert said == "the network of 2 machines carried 50.1 MB, with all that is no payload"

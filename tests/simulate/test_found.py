@@ -11,9 +11,9 @@ from ray_diloco.rounds.members import Member, State
 from ray_diloco.rounds.own_pace import FreePlans
 from ray_diloco.rounds.plans import Halt, Plans
 from ray_diloco.rounds.position import Claim, Position
-from ray_diloco.simulate.conditions import Conditions
+from ray_diloco.simulate.conditions import Conditions, LinkSpeed
 from ray_diloco.simulate.schedules import changed, setup_of
-from ray_diloco.simulate.world import World
+from ray_diloco.simulate.world import Steer, World
 
 
 class Nobody:
@@ -103,3 +103,28 @@ def test_two_rounds_of_a_fragment_that_close_in_one_moment_are_concluded_in_thei
     assert world.auditor is not None and not world.auditor.blamed
     committed = [event.fields["round"] for event in world.events if event.kind == "round_committed"]
     assert committed == [1, 2]
+
+
+def test_a_progress_point_is_not_taken_up_by_who_has_not_trained_what_came_before_it() -> None:
+    # Seed 688153: an island that was late went on from what it had trained besides, as rebase lets it.  The run was lost,
+    # and went on from a commit; the island's successor took up a point with that work in it, whose blocks others had.
+    setup = changed(setup_of("rebase", 2, 3), checkpoint={"progress_every": 1, "progress_wait_s": 3.0})
+    link = LinkSpeed(0.05, 100.0, 100.0)
+    times = {"repair_s": 0.0, "detect_s": 0.0, "silence_s": 5.0, "exchange_s": 20.0, "merge_s": 2.0, "write_s": 0.5}
+    conditions = Conditions(688153, 1.0, spread=0.8, jitter=0.2, link=link, launch_s=0.1, restart_s=1.0, **times)
+    world = World(setup, conditions, FaultPlan((Fault("exit", "shard:0", 3, "after_commit"),)))
+    assert world.run().status == "finished"
+    assert world.auditor is not None and not world.auditor.blamed
+
+
+@pytest.mark.parametrize("drained_at", [12.0, 12.072])
+def test_what_a_round_beyond_the_last_was_to_be_credited_with_is_in_flight_no_more(drained_at: float) -> None:
+    # Seed 653032: islands that train at their own pace had left between two fragments, so that one fragment had a round
+    # more than the run; it was merged when the run ended, and its blocks stayed in flight.
+    setup = changed(setup_of("reanchored", 3, 2), islands={"drain_s": 0.5, "away_s": 5.0})
+    times = {"launch_s": 0.1, "repair_s": 0.0, "detect_s": 0.0, "merge_s": 2.0, "commit_s": 0.0, "write_s": 0.0}
+    conditions = Conditions(0, 0.1, spread=0.0, jitter=0.0, link=LinkSpeed(0.0, 100.0, 100.0), **times)
+    leave = [Steer(1.188, "i2", returns=True), Steer(drained_at, "i1", returns=True)]
+    world = World(setup, conditions, FaultPlan(()), [], leave)
+    assert world.run().status == "finished"
+    assert world.auditor is not None and not world.auditor.blamed
