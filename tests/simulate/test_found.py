@@ -106,7 +106,7 @@ def test_two_rounds_of_a_fragment_that_close_in_one_moment_are_concluded_in_thei
 
 
 def test_a_progress_point_is_not_taken_up_by_who_has_not_trained_what_came_before_it() -> None:
-    # Seed 688153: an island that was late went on from what it had trained besides, as rebase lets it.  The run was lost,
+    # Seed 688153: a late island went on with what it had trained besides, as rebase lets it.  The run was lost
     # and went on from a commit; the island's successor took up a point with that work in it, whose blocks others had.
     setup = changed(setup_of("rebase", 2, 3), checkpoint={"progress_every": 1, "progress_wait_s": 3.0})
     link = LinkSpeed(0.05, 100.0, 100.0)
