@@ -99,6 +99,8 @@ def anchor_names(config: Config) -> tuple[str, ...]:
 
 # From this many parameters on, one anchor shard per island pays for its process.
 PARAMETERS_PER_SHARD = 4_000_000
+# Anchors that are kept at least for contributions of any age; equally fast islands are one less behind than they are.
+REMEMBERED = 8
 
 
 def shard_count(anchors: Sequence[str], asked: int, islands: int, parameters: int) -> int:
@@ -278,6 +280,7 @@ def recipe_of(channel: Channel) -> Recipe:
         channel.adopt.kind == "lookahead",
         max(0, -(-channel.delay // channel.H) - 1),
         channel.free,
+        max(REMEMBERED, 2 * channel.islands),
     )
 
 

@@ -75,7 +75,11 @@ class BadContribution(SyncError):
         self.island = island
 
     def __reduce__(self) -> tuple[type[BadContribution], tuple[str, int, str, str]]:
-        return BadContribution, (self.island, self.number, self.what, self.mend)
+        return type(self), (self.island, self.number, self.what, self.mend)
+
+
+class TooOld(BadContribution):
+    """A contribution to measure anew whose base is not kept any more: its island is slow, and did nothing wrong."""
 
 
 class CheckpointError(DilocoError):

@@ -29,7 +29,7 @@ from ray_diloco.cluster.recall import Sent, recalled, sent_by
 from ray_diloco.cluster.relay import Relays
 from ray_diloco.cluster.shard import ShardSettings, ShardWork, round_of
 from ray_diloco.cluster.storage import Storage
-from ray_diloco.errors import BadContribution, ClusterError, SyncError
+from ray_diloco.errors import BadContribution, ClusterError, SyncError, TooOld
 from ray_diloco.outer.layout import Layout
 from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, SHARD
 from ray_diloco.rounds.ports import (
@@ -188,7 +188,9 @@ class RayAnchor:
             return await self._shards.ask(f"preparing round {step.key}", lambda: self._prepare(step, movements))
         except SyncError as bad:
             if isinstance(bad, BadContribution):
-                raise ContributionRefused(bad.island, bad.what, bad.number) from bad
+                # Who is slow has done nothing that counts against it.
+                number = 0 if isinstance(bad, TooOld) else bad.number
+                raise ContributionRefused(bad.island, bad.what, number) from bad
             if bad.number == TOO_FEW:
                 raise TooFew(bad.what) from bad
             raise

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ray_diloco.errors import BadContribution
+from ray_diloco.errors import TooOld
 from ray_diloco.outer.chunks import pieces
 from ray_diloco.outer.contribution import Offer, not_finite
 from ray_diloco.outer.merge import mean_over_senders
@@ -23,9 +23,6 @@ from ray_diloco.outer.random_fragments import RandomFragments
 from ray_diloco.outer.sides import Fragment
 from ray_diloco.outer.sources import Message, Scratch, Source, merged_coefficients, source_of, transform_of
 from ray_diloco.outer.step import Arrays, Norms, NotFinite, OuterStep, Recipe, room
-
-# Anchors that are kept for late contributions to be measured anew from, where any age is allowed.
-PAST = 4
 
 
 class Mover:
@@ -126,7 +123,7 @@ class Mover:
         """Keeps the anchor that is about to be replaced, for contributions that will have been measured from it."""
         if not self._recipe.reanchor:
             return
-        kept = PAST if self._recipe.max_age is None else self._recipe.max_age
+        kept = self._recipe.past
         oldest = part.past.pop(part.version - kept, None)
         if kept:
             # A commit of a run at their own pace that is still being written may read the oldest.
@@ -139,5 +136,5 @@ class Mover:
             return None
         if offer.base_version not in part.past:
             what = f"island {offer.island}: measured from version {offer.base_version}, which is not kept any more"
-            raise BadContribution(offer.island, 412, what, "lower stale.max_age, or let it adopt the newest anchor")
+            raise TooOld(offer.island, 412, what, "inner.work=by_speed gives slow islands fewer steps")
         return part.past[offer.base_version]

@@ -16,7 +16,6 @@ import torch
 
 from ray_diloco.outer import chunks
 from ray_diloco.outer.codec import Fp32
-from ray_diloco.outer.moves import PAST
 from ray_diloco.outer.named import Array, Place
 from ray_diloco.outer.payload import Bytes, Meta, Writer, open_payload
 from ray_diloco.outer.sides import Fragment
@@ -52,8 +51,7 @@ def encode_passed(part: Fragment, version: int) -> Bytes | None:
 
 def kinds_of(recipe: Recipe) -> dict[str, tuple[str, int]]:
     """Names under which a commit keeps them: which of the two, and how many versions before the newest."""
-    measured = (PAST if recipe.max_age is None else recipe.max_age) if recipe.reanchor and recipe.free else 0
-    both = (("passed", recipe.passed), ("past", measured))
+    both = (("passed", recipe.passed), ("past", recipe.past if recipe.free else 0))
     return {f"{kind}{age}": (kind, age) for kind, count in both for age in range(1, count + 1)}
 
 

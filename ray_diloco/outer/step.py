@@ -50,6 +50,7 @@ class Recipe:
       lookahead: send `A − ημu` in place of the anchor.
       passed: anchors before the newest that islands under way have still to adopt when a round ends.
       free: islands train at their own pace, so that a commit may hold bases of any age.
+      remembered: how many anchors are kept for contributions of any age to be measured anew from.
     """
 
     optimizer: OuterOptimizer
@@ -65,6 +66,14 @@ class Recipe:
     lookahead: bool = False
     passed: int = 0
     free: bool = False
+    remembered: int = 8
+
+    @property
+    def past(self) -> int:
+        """How many anchors before the newest are kept for late contributions to be measured anew from."""
+        if not self.reanchor:
+            return 0
+        return self.remembered if self.max_age is None else self.max_age
 
     @property
     def rule(self) -> Merge:

@@ -80,10 +80,10 @@ def _exchange_bytes(channel: Channel, parameters: int, ranks: int, stage: int) -
 
 
 def _shard_bytes(channel: Channel, parameters: int) -> int:
-    """Two sides of anchor and state, where plain fp32 messages are the anchor, and anchors still to be adopted."""
+    """Two sides of anchor and state, where plain fp32 messages are the anchor, and anchors that are still needed."""
     recipe = recipe_of(channel)
     apart = channel.down.kind != "fp32" or recipe.lookahead
-    return 4 * parameters * (2 * (len(recipe.initials) + (1 if apart else 0)) + recipe.passed)
+    return 4 * parameters * (2 * (len(recipe.initials) + (1 if apart else 0)) + recipe.passed + recipe.past)
 
 
 def _down_memory(traffic: Traffic, channels: Sequence[Channel]) -> int:

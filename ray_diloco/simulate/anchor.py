@@ -29,9 +29,6 @@ from ray_diloco.simulate.setup import WIDTH
 if TYPE_CHECKING:
     from ray_diloco.simulate.world import World
 
-# Anchors that are kept for late contributions to be measured anew from, where any age is allowed.
-PAST = 4
-
 
 class ShardLostError(SyncError):
     """A shard of the anchor is gone: the process that keeps the run ends, and goes on from the newest commit."""
@@ -177,7 +174,7 @@ class SimAnchor:
         past = kept.past
         if recipe.reanchor:
             past = {**past, kept.version: kept.anchor}
-            past.pop(kept.version - (PAST if recipe.max_age is None else recipe.max_age), None)
+            past.pop(kept.version - recipe.past, None)
         return Kept(anchor, state, sent, kept.version + 1, step.round, past)
 
     async def commit(self, key: str) -> None:

@@ -1,12 +1,16 @@
 """What a shard does for contributions from former anchors, and for buffers of them."""
 
+import pickle
+
 import numpy as np
 import pytest
 from outer_world import LAYOUT, chunk_size, contribution_payload, founded, offer
 from shard_rounds import NESTEROV, anchor_of, drawn, moved
 
+from ray_diloco.blocks import channels_of, recipe_of
+from ray_diloco.config.compose import compose
+from ray_diloco.errors import TooOld
 from ray_diloco.outer.layout import Range
-from ray_diloco.outer.moves import PAST
 from ray_diloco.outer.optimizer import DelayedNesterov, Sgd
 from ray_diloco.outer.shard import BadContribution, Contribution
 from ray_diloco.outer.step import Recipe
@@ -59,12 +63,20 @@ def test_contributions_beyond_the_greatest_age_are_refused_by_name(reanchor):
 
 
 def test_with_any_age_allowed_those_whose_base_is_not_kept_are_refused_by_name():
-    shard = founded(LAYOUT, Recipe(Sgd(0.1), max_age=None, reanchor=True), np.zeros(8))
-    for version in range(PAST + 2):
+    shard = founded(LAYOUT, Recipe(Sgd(0.1), max_age=None, reanchor=True, remembered=4), np.zeros(8))
+    for version in range(6):
         moved(shard, version)
-    with pytest.raises(BadContribution, match="island i7: measured from version 1, which is not kept any more"):
-        moved(shard, PAST + 2, [offer("i7", np.ones(8), version=1)])
-    moved(shard, PAST + 2, [offer("i7", np.ones(8), version=2)])
+    with pytest.raises(TooOld, match="island i7: measured from version 1, which is not kept any more") as slow:
+        moved(shard, 6, [offer("i7", np.ones(8), version=1)])
+    sent = pickle.loads(pickle.dumps(slow.value))
+    assert type(sent) is TooOld and (sent.island, sent.what) == ("i7", slow.value.what)
+    moved(shard, 6, [offer("i7", np.ones(8), version=2)])
+
+
+@pytest.mark.parametrize(("islands", "kept"), [(2, 8), (4, 8), (8, 16)])
+def test_all_islands_of_one_speed_find_their_base_and_a_slow_one_for_a_while(islands, kept):
+    config = compose(["algorithm=easgd", f"islands.count={islands}"]).config
+    assert recipe_of(channels_of(config)[0]).past == kept
 
 
 def test_a_loaded_shard_keeps_no_anchors_of_before():
