@@ -64,7 +64,10 @@ def handed_over(pieces: Sequence[Piece]) -> list[Any]:
 
 
 def brought(payloads: Sequence[Any]) -> Sequence[Any]:
-    """What arguments stand for, handed over or not; waits for what has still to come."""
+    """What arguments stand for, handed over or not; waits for what has still to come.
+
+    Without a deadline of its own: the caller has one, and ends or replaces who does not answer by then.
+    """
     if len(payloads) == 1 and isinstance(payloads[0], list):
         found: list[Any] = ray.get(payloads[0])
         return found
