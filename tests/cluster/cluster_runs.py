@@ -129,7 +129,8 @@ class Tape:
         end = time.monotonic() + DEADLINE_S
         tick = threading.Event()
         while not wanted(tape := self.read()):
-            assert alive(), f"the run ended before, with {[event['event'] for event in self.read()]}"
+            going = alive() and not seen("run_finished")(tape)
+            assert going, f"the run ended before, with {[event['event'] for event in self.read()]}"
             assert time.monotonic() < end, f"it did not happen in {DEADLINE_S} s"
             tick.wait(0.01)
         return tape
