@@ -256,7 +256,8 @@ def _refuse_early(config: Config) -> None:
         from ray_diloco.blocks import faults_of
 
         faults_of(config)
-    if config.run.fresh and (rounds := _store(config).rounds()):
+    # A founding commit, of round 0, holds nothing that was trained.
+    if config.run.fresh and any(rounds := _store(config).rounds()):
         from ray_diloco.checkpoint.fresh import refuse_fresh
 
         raise refuse_fresh(config.run.name, rounds[-1])

@@ -94,13 +94,18 @@ def anchor_settings(config: Config, faults: Misfortunes) -> AnchorSettings:
     )
 
 
+def digest_of(config: Config) -> str:
+    """What a manifest keeps of the configuration: SHA-256 over all resolved values."""
+    return digest_json(asdict(config))
+
+
 def store_settings(
     config: Config, environment: Mapping[str, Any], sinks: Mapping[str, Any], epoch: int, faults: Misfortunes
 ) -> StoreSettings:
     """What all manifests of a run say, and how many commits are kept."""
     return StoreSettings(
         run=config.run.name,
-        config_digest=digest_json(asdict(config)),
+        config_digest=digest_of(config),
         environment=environment,
         keep_last=config.checkpoint.keep_last,
         keep_every=config.checkpoint.keep_every,

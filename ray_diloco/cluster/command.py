@@ -83,8 +83,9 @@ def drive(
 
 def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
     """Shows the driver's view until its run ends, hands a stop on to it, and lets a restarted one go on."""
+    again = False
     while True:
-        ended, asked = driver.run.remote(), False
+        ended, asked = driver.run.remote(again), False
         while not ray.wait([ended], timeout=display.period_s)[0]:
             if stop.is_set() and not asked:
                 asked = True
@@ -105,6 +106,7 @@ def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
                     "run the same command again: it goes on from the last commit",
                 ) from error
             display.note("the driver died; another one goes on from the last commit")
+            again = True
             continue
         _show(driver, display)
         return summary

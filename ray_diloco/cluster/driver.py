@@ -22,6 +22,7 @@ from ray_diloco.cluster.books import Books, Ending, close_books, open_books
 from ray_diloco.cluster.build import (
     anchor_settings,
     bundles,
+    digest_of,
     island_specs,
     journal_settings,
     labels_of,
@@ -89,20 +90,23 @@ class Driver:
         self._epoch = 0
         self._traffic, self._interface = Traffic(), Interface(own_address())
 
-    async def run(self) -> Summary:
-        """Runs to the end; raises DilocoError if it failed, after leaving a summary that says so."""
+    async def run(self, again: bool = False) -> Summary:
+        """Runs to the end; raises DilocoError if it failed, after leaving a summary that says so.
+
+        `again`: in the place of a driver that died, so that commits are this very run's.
+        """
         config = self._config
         directory = RunDirectory(Path(config.run.root), config.run.name)
         lock = directory.lock()
         try:
             storage = self._job.storage
             self._epoch = await asyncio.to_thread(storage.open().epochs.claim)
-            manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config)
+            manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config, config.run.fresh and not again)
             if storage.keeper is not None:
                 warnings.append(f"{storage.url} is memory: the commits end with the process that started this run")
             directory.config.write_text(self._job.config_yaml, encoding="utf-8")
             with open_books(config, directory, manifest, warnings) as books:
-                return await self._run(books, storage)
+                return await self._run(books, storage, again)
         finally:
             lock.release()
 
@@ -152,7 +156,7 @@ class Driver:
             raise ClusterError(206, f"the run {self._config.run.name} is still starting", "ask again in a moment")
         return self._loop
 
-    async def _run(self, books: Books, storage: Storage) -> Summary:
+    async def _run(self, books: Books, storage: Storage, again: bool) -> Summary:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
@@ -165,9 +169,11 @@ class Driver:
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
-        announcing = asyncio.ensure_future(announce(config, anchor, journal))
+        # Who comes after a driver that died has it on the tape, and a shard that reckons keeps its rounds waiting.
+        announcing = None if again else asyncio.ensure_future(announce(config, anchor, journal))
         ending = await self._sail(books, anchor, durable, journal)
-        announcing.cancel()
+        if announcing is not None:
+            announcing.cancel()
         self._count_own()
         if (traffic := self._traffic).machines > 1:
             counted = {"bytes_sent": traffic.sent, "bytes_received": traffic.received}
@@ -296,17 +302,21 @@ class Driver:
         )
 
 
-def _survey(store: CheckpointStore, config: Config) -> tuple[Manifest | None, list[str]]:
+def _survey(store: CheckpointStore, config: Config, fresh: bool) -> tuple[Manifest | None, list[str]]:
     """The commit that the run goes on from, and what a person should know of the others; removes what is newer.
 
+    Before the first round nothing has been trained: a founding commit is for a run with the same settings only.
+
     Raises:
-      CommittedError: RD-562, there is one and `run.fresh` asks for none.
+      CommittedError: RD-562, there is one and a `fresh` run is asked for.
       CheckpointError: 5xx, there are commits and none is good, or the storage fails.
     """
     # Full: a damaged file must cost one commit now, not the resume later.
     survey = store.survey(full=True)
     newest = survey.manifest
-    if newest is not None and config.run.fresh:
+    if newest is not None and newest.round == 0 and (fresh or newest.config_digest != digest_of(config)):
+        newest = None
+    if newest is not None and fresh:
         raise refuse_fresh(config.run.name, newest.round)
     # What was passed over would be taken for the future of the commit that the run goes on from.
     store.discard_after(newest.round if newest else -1)

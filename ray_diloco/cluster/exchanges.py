@@ -115,6 +115,8 @@ class Exchanges:
             k, ranges = self._fragments[fragment]
             self._exchanges[k].give_up(ranges)
             self._exchanges[k].adopt(arrays[fragment], ranges, OVERWRITE)
+            if k == 0:
+                self._inner.rate_sum = 0.0
         self._adopted()
 
     def borrow(self, payloads: Sequence[Bytes]) -> None:

@@ -152,15 +152,21 @@ class RayFleet:
     async def _restore_if_newest(self, island: RayIsland) -> None:
         """Gives a living island the inner state of the commit that the run goes on from; else it keeps its own."""
         newest, saved = self._settings.newest(), await self._settings.inner_of(island.name)
-        restores = newest is not None and saved is not None and saved.round == newest.round
-        inner = "restored" if restores else "kept"
+        inner = "kept"
+        if newest is not None and newest.round == 0:
+            inner = "new"
+        elif newest is not None and saved is not None and saved.round == newest.round:
+            inner = "restored"
         self._journal.event("island_reattached", island=island.name, incarnation=island.incarnation, inner=inner)
-        if restores:
+        if inner == "new":
+            await island.reset(rewarm=False)
+        elif inner == "restored":
             await self._restore(island)
 
     async def _restore(self, island: RayIsland) -> None:
         newest, reason = self._settings.newest(), "no commit that is kept holds inner state of this island"
-        if newest is None:
+        if newest is None or newest.round == 0:
+            # Nobody has trained, by what is durable, and nobody has trained here.
             return
         try:
             manifest = await self._settings.inner_of(island.name)

@@ -208,9 +208,9 @@ class RayIsland:
         self.restored = found[0][1] if fitted else None
         return fitted
 
-    async def reset(self) -> None:
-        """Makes the inner state that of optimisers that have not stepped, and warms the learning rate up again."""
-        await self._exchanged([rank.reset.remote() for rank in self._ranks], "resetting the inner state")
+    async def reset(self, *, rewarm: bool = True) -> None:
+        """Makes the inner state that of ranks that have not trained, and warms the learning rate up again."""
+        await self._exchanged([rank.reset.remote(rewarm) for rank in self._ranks], "resetting the inner state")
 
     async def build(self, anchor: RayAnchor) -> None:
         """Brings the ranks together and, for the first island, the anchor to life."""

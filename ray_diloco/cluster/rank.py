@@ -333,10 +333,11 @@ class Rank:
         self._inner.load_inner_state(inner)
         return self._exchanges.load_state(mine, parameters)
 
-    def reset(self) -> None:
-        """Forgets the inner state, and warms the learning rate up again."""
+    def reset(self, rewarm: bool) -> None:
+        """Forgets the inner state, and warms the learning rate up again if that is asked for."""
         self._inner.reset_inner_state()
-        self._inner.rewarm()
+        if rewarm:
+            self._inner.rewarm()
         self._exchanges.forget()
 
     @ray.method(concurrency_group="control")

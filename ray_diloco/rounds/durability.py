@@ -51,6 +51,13 @@ class Durability:
         stopped = self.stopping and self._commits.sent == self._position.round
         return Halt(everything=stopped, rounds=self._lags)
 
+    def founded(self) -> None:
+        """Version 0 exists: makes it durable, so that a run that ends in its first round has something to go on from.
+
+        No inner state is in it: there is none before the first step.
+        """
+        self._commits.start(self._position.snapshot(0, ()), _nothing(), inner=False)
+
     def wants_inner(self, round_: int) -> bool:
         """True if islands hand over their inner state of a round without being asked: a commit of it may come."""
         return (self._rules.durable(round_) and self._rules.keeps_inner(round_)) or self.stopping

@@ -137,4 +137,4 @@ class Rules:
 
     def evaluated(self, round_: int) -> bool:
         """True if the anchor is evaluated after a round; the last round has its own, final evaluation."""
-        return self.evaluate_every > 0 and round_ % self.evaluate_every == 0 and round_ < self.schedule.rounds
+        return self.evaluate_every > 0 and round_ % self.evaluate_every == 0 and 0 < round_ < self.schedule.rounds

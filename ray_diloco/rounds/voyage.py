@@ -36,7 +36,7 @@ class Waters:
 
     Attributes:
       evaluations: by round.
-      resumed, resumed_versions: where the run went on from.
+      resumed, resumed_versions: where the run went on from; round -1: it began.
       owes_evaluation: that commit was due to be evaluated, and the run ended before.
       founding: held by the island that founds the run.
     """
@@ -80,6 +80,7 @@ class Voyage:
                 await self._anchor.found(await self._island.found())
                 await waters.journal.trace(None, None, ())
                 self._position.founded = True
+                waters.durability.founded()
         async with waters.membership.door():
             self._rest = await waters.salvage.take_up(self._member, self._island)
             if self._rest is None and not await self._take_up():
@@ -167,7 +168,7 @@ class Voyage:
         """The work, less what was done of it before the run was interrupted; notes where the island stands."""
         waters, first = self._waters, not self._member.settled
         self._member.settled = True
-        if first and self._rules.points and waters.resumed and self._position.versions == waters.resumed_versions:
+        if first and self._rules.points and waters.resumed >= 0 and self._position.versions == waters.resumed_versions:
             work = await waters.salvage.resumed(self._member, self._island, work)
         waters.salvage.begins(self._member, Assignment(work, boundary))
         return work

@@ -17,34 +17,43 @@ from cluster_runs import (
 
 pytestmark = pytest.mark.cluster
 
-ROUNDS = 60
+ROUNDS = 6
+# Rounds that take longer than it takes to kill somebody within.
+RUN = {"run.rounds": ROUNDS, "inner.H": 80}
 
 
-def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(place, straight):
+def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(place, quick):
+    """Once in the first round, when nothing is durable but version 0, and once between others."""
+    straight = quick.train("long-rounds", RUN)
     folder, ranks = place.folder("headless"), []
 
-    def kill_when_a_round_is_durable():
-        # Looked for before that: a round takes less time than the looking.
+    def kill(tape):
+        """As soon as a round is open and something is durable."""
+        # Looked for before the time comes: that takes longer than some rounds.
         (driver,) = actor_processes("Driver")
-        ranks.append({p.pid for p in actor_processes("Rank")})
-        Tape(folder).wait(seen("checkpoint_written"))
+        tape.wait(lambda past: seen("checkpoint_written")(past) and seen("round_opened")(past))
         driver.kill()
+        ranks.append({p.pid for p in actor_processes("Rank")})
 
     def kill_twice():
-        kill_when_a_round_is_durable()
-        tape = Tape(folder)
-        tape.wait(lambda past: seen("run_resumed")(past) and seen("island_joined", 2)(past))
-        kill_when_a_round_is_durable()
+        kill(tape)
+        after = Tape(folder)
+        after.wait(seen("run_resumed"))
+        kill(after)
 
-    # However slow the writes are, no more rounds are ahead of them.
-    settings = {"run.rounds": ROUNDS, "checkpoint.progress_every": 1, "checkpoint.max_lag": 2}
-    with when(folder, seen("island_joined", 2), kill_twice):
-        run = place.train("headless", settings)
+    tape = Tape(folder)
+    with when(folder, seen("island_launching", 2), kill_twice):
+        run = place.train("headless", RUN | {"run.fresh": True, "checkpoint.progress_every": 10})
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
     assert ranks[0] == ranks[1] and len(ranks[0]) == 2, "the same processes"
-    assert len(events(folder, "run_resumed")) == 2 and not events(folder, "island_lost")
+    assert len(events(folder, "run_started")) == 1 and not events(folder, "island_lost")
+    began = [event["round"] for event in events(folder, "run_resumed")]
+    assert len(began) == 2 and began[0] < began[1]
     taken = [(event["island"], event["inner"]) for event in events(folder, "island_reattached")]
-    assert sorted(taken) == [(island, "restored") for island in ("i0", "i0", "i1", "i1")]
+    inner = ["restored" if round_ else "new" for round_ in began]
+    assert sorted(taken[:2]) == [("i0", inner[0]), ("i1", inner[0])]
+    assert sorted(taken[2:]) == [("i0", inner[1]), ("i1", inner[1])]
+    assert not events(folder, "inner_state_reset")
     assert run["anchor_digest"] == straight["anchor_digest"] == digest(folder, anchor(folder, ROUNDS))
     assert all(equal(anchor(folder, r), anchor(straight.folder, r)) for r in range(ROUNDS + 1))
     assert manifest(folder)["ledger"] == manifest(straight.folder)["ledger"]

@@ -73,8 +73,10 @@ def test_three_stops_change_no_bit_where_merges_take_longer_than_steps(method, m
 @pytest.mark.parametrize("method", AT_OWN_PACE)
 def test_a_tape_replays_a_run_at_its_own_pace_to_the_same_bytes(method, stops):
     settings = AT_OWN_PACE[method] if method != "dylu" else (*DYLU, "inner.work=fixed")
-    world, order = with_stops(settings, stops, speed=SPEEDS)
-    again = finished(World(*settings, tape=order))
+    # One after the other: a tape does not say who begins first of those who join at one moment.
+    launch_s = {"i0": 1.0, "i1": 1.1, "i2": 1.2}
+    world, order = with_stops(settings, stops, speed=SPEEDS, launch_s=launch_s)
+    again = finished(World(*settings, tape=order, launch_s=launch_s))
     assert again.order == order
     assert state_of(again) == state_of(world)
     if not stops:
@@ -94,7 +96,8 @@ def test_a_state_that_an_island_reached_by_itself_is_not_taken_up():
     world = World(*ASYNC, speed={"i0": 1.0, "i1": 1.0, "i2": 9.0}, stop_at=40.0)
     world.run()
     # Before the last commit, the slow island had still to hand over what it went on to.
-    early = World(*ASYNC, saved=world.saved[:1], speed=world.speed)
-    versions = early.saved[0].snapshot.versions
+    early = World(*ASYNC, saved=world.saved[:2], speed=world.speed)
+    first = early.saved[1]
+    versions = first.snapshot.versions
     assert early.run() == "finished"
-    assert any(state[0]["versions"][0].version > versions[0] for state in early.saved[0].inner.values() if state)
+    assert any(state[0]["versions"][0].version > versions[0] for state in first.inner.values() if state)

@@ -125,7 +125,7 @@ def test_an_island_that_is_asked_to_leave_leaves_no_wreck():
     assert not taken_up(world) and len(world.kinds("island_launching")) == 2
 
 
-@pytest.mark.parametrize("stop_round", [1, 2])
+@pytest.mark.parametrize("stop_round", [0, 1, 2])
 def test_a_run_that_was_cut_off_goes_on_in_the_midst_of_its_round(stop_round):
     whole = finish(World(H=8, rounds=4))
     cut = World(H=8, rounds=4, every=2, changes={"points": True})
@@ -144,7 +144,7 @@ def resumed(cut, round_):
     """A world that goes on from a commit of another one, whose points are still there."""
     from ray_diloco.rounds.position import Position
 
-    snapshot, anchor, buffer, _ = next(m for m in cut.manifests if m[0].round == round_)
+    snapshot, anchor, buffer, _ = next(m for m in (cut.beginning, *cut.manifests) if m[0].round == round_)
     again = World(H=cut.H, rounds=cut.rounds, points=cut.points, founded=True, version=round_)
     again.anchor, again.buffer, again.anchors = anchor.copy(), buffer.copy(), [anchor]
     position = Position.resume(snapshot.round, snapshot.step, snapshot.versions, snapshot.ledgers, snapshot.counters)

@@ -84,6 +84,7 @@ class World:
     buffer: np.ndarray = field(default_factory=lambda: np.zeros(DIM))
     events: list = field(default_factory=list)
     times: list = field(default_factory=list)
+    beginning: tuple | None = None
     manifests: list = field(default_factory=list)
     anchors: list = field(default_factory=list)
     evaluations: dict = field(default_factory=dict)
@@ -164,7 +165,10 @@ class World:
         entries = {name: await files for name, files in inner.items()}
         await told
         await asyncio.sleep(self.write_s)
-        self.manifests.append((snapshot, anchor, buffer, entries))
+        if snapshot.round:
+            self.manifests.append((snapshot, anchor, buffer, entries))
+        else:
+            self.beginning = (snapshot, anchor, buffer, entries)
         self.event("checkpoint_written", round=snapshot.round)
         return True
 
