@@ -101,7 +101,8 @@ class Driver:
         try:
             storage = self._job.storage
             self._epoch = await asyncio.to_thread(storage.open().epochs.claim)
-            manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config, config.run.fresh and not again)
+            fresh = config.run.fresh and not again
+            manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config, fresh)
             if storage.keeper is not None:
                 warnings.append(f"{storage.url} is memory: the commits end with the process that started this run")
             directory.config.write_text(self._job.config_yaml, encoding="utf-8")

@@ -70,7 +70,8 @@ class Run:
         self._salvage = Salvage(rules, position, journal, plans, self._rounds.reconsider)
         self._waters = Waters(
             rules, position, anchor, journal, plans, commits, durable, self._rounds, vetting, members, self._salvage,
-            evaluations={}, resumed=position.round if position.founded else -1, resumed_versions=dict(position.versions),
+            evaluations={}, resumed=position.round if position.founded else -1,
+            resumed_versions=dict(position.versions),
             owes_evaluation=owes_evaluation and rules.evaluated(position.round), founding=asyncio.Lock(),
         )  # fmt: skip
 
