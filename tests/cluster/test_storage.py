@@ -26,8 +26,8 @@ def kill_all(kind):
 
 
 def fails(place, name, settings, act):
-    """Trains until `act`, after the third commit, ends it; returns the number of the error."""
-    with when(place.folder(name), seen("checkpoint_written", 3), act), pytest.raises(DilocoError) as failed:
+    """Trains until `act`, when three rounds are durable, ends it; returns the number of the error."""
+    with when(place.folder(name), seen("checkpoint_written", 4), act), pytest.raises(DilocoError) as failed:
         place.train(name, settings)
     assert failed.value.exit_code == 4
     assert 3 <= CheckpointStore(settings["run.storage"]).newest().round < ROUNDS
