@@ -128,8 +128,10 @@ class Tape:
         """Returns the events as soon as `wanted(events)` is true; fails after the deadline or when the run is over."""
         end = time.monotonic() + DEADLINE_S
         tick = threading.Event()
+        finished = seen("run_finished")
+        before = finished(self.read())
         while not wanted(tape := self.read()):
-            going = alive() and not seen("run_finished")(tape)
+            going = alive() and finished(tape) == before
             assert going, f"the run ended before, with {[event['event'] for event in self.read()]}"
             assert time.monotonic() < end, f"it did not happen in {DEADLINE_S} s"
             tick.wait(0.01)
