@@ -15,6 +15,7 @@ from pathlib import Path
 from ray_diloco.blocks import channels_of, cuts_of, needs_layout
 from ray_diloco.checkpoint.fresh import refuse_fresh
 from ray_diloco.checkpoint.manifest import Manifest
+from ray_diloco.checkpoint.reader import UNFINISHED
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.cluster.anchor import RayAnchor
@@ -306,7 +307,7 @@ class Driver:
 def _survey(store: CheckpointStore, config: Config, fresh: bool) -> tuple[Manifest | None, list[str]]:
     """The commit that the run goes on from, and what a person should know of the others; removes what is newer.
 
-    Before the first round nothing has been trained: a founding commit is for a run with the same settings only.
+    A founding commit is for a run with the same settings only: nothing has been trained, if nothing newer lies there.
 
     Raises:
       CommittedError: RD-562, there is one and a `fresh` run is asked for.
@@ -315,7 +316,8 @@ def _survey(store: CheckpointStore, config: Config, fresh: bool) -> tuple[Manife
     # Full: a damaged file must cost one commit now, not the resume later.
     survey = store.survey(full=True)
     newest = survey.manifest
-    if newest is not None and newest.round == 0 and (fresh or newest.config_digest != digest_of(config)):
+    untrained = newest is not None and newest.round == 0 and all(s.number == UNFINISHED for s in survey.skipped)
+    if newest is not None and untrained and (fresh or newest.config_digest != digest_of(config)):
         newest = None
     if newest is not None and fresh:
         raise refuse_fresh(config.run.name, newest.round)

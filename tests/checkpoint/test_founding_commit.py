@@ -44,3 +44,13 @@ def test_what_was_trained_is_never_given_up(begun):
         _refuse_early(config(**{"run.fresh": True}))
     manifest, _ = _survey(store, config(**{"inner.lr": 0.5}), fresh=False)
     assert manifest.round == 1 and store.rounds() == [0, 1]
+
+
+def test_a_damaged_round_was_trained_too(begun, tmp_path):
+    store, config = begun
+    commit(store, 1, config_digest=digest_of(config()))
+    (tmp_path / "r/checkpoints/round-000001/manifest.json").write_text("{")
+    with pytest.raises(CommittedError, match="RD-562"):
+        _survey(store, config(), fresh=True)
+    manifest, warnings = _survey(store, config(**{"inner.lr": 0.5}), fresh=False)
+    assert manifest.round == 0 and "round 1 is not usable" in warnings[0]
