@@ -256,8 +256,9 @@ def _refuse_early(config: Config) -> None:
         from ray_diloco.blocks import faults_of
 
         faults_of(config)
+    rounds = _store(config).rounds() if config.run.fresh else []
     # A founding commit, of round 0, holds nothing that was trained.
-    if config.run.fresh and any(rounds := _store(config).rounds()):
+    if rounds and rounds[-1] > 0:
         from ray_diloco.checkpoint.fresh import refuse_fresh
 
         raise refuse_fresh(config.run.name, rounds[-1])

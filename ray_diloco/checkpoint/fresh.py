@@ -1,4 +1,4 @@
-"""The refusal of `run.fresh=true` where a run has commits: nothing that was committed is ever overwritten."""
+"""The refusal of `run.fresh=true` where a run has trained: no committed round is ever overwritten."""
 
 from __future__ import annotations
 

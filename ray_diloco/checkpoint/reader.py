@@ -133,7 +133,9 @@ def file_digest(files: Files, path: str, size: int) -> str:
 
 def no_commit(folder: Path) -> CommittedError:
     """The error for a run that has nothing to be read yet."""
-    return CommittedError(563, f"the run in {folder} has no commit yet", "let it train a round first")
+    return CommittedError(
+        563, f"the run in {folder} has no commit yet", "wait until version 0 is durable, in its first round"
+    )
 
 
 def absent(manifest: Manifest, kind: str, what: str) -> CheckpointError:

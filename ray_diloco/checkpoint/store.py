@@ -3,7 +3,8 @@
 `<url>/checkpoints/round-000012/` holds `manifest.json` and the tensor files.  On a disk the folder grows as
 `round-000012.partial` and one rename commits it; on a storage without rename the manifest, written last, does.  A
 crash at any point leaves the previous commit or the new one.  A damaged commit is passed over and said so; that there
-are commits but no good one is an error, because a run may only be founded where nothing was committed.
+are commits of trained rounds but no good one is an error, because a run may only be founded where none was committed.
+Version 0 is committed as round 0; it stands in for a later commit, but not for several.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,29 +22,13 @@ from ray_diloco.checkpoint.manifest import MANIFEST_END, FileEntry, Manifest
 from ray_diloco.checkpoint.names import FOLDER, MANIFEST, PARTIAL, TENSOR_FILE, WHOLE, partial_folder, whole_folder
 from ray_diloco.checkpoint.points import Points
 from ray_diloco.checkpoint.reader import UNFINISHED, TensorFile, absent, check_digests, check_size
+from ray_diloco.checkpoint.survey import Skipped, Survey, none_good
 from ray_diloco.checkpoint.tensors import encode
 from ray_diloco.errors import CheckpointError
 
 THREADS = 4
 # How often a reader looks again when the commits it had listed were pruned under its hands.
 LOOKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A commit that cannot be used: its round, the number of the error and one sentence that says why."""
-
-    round: int
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The newest good commit (None: nothing was ever committed), and the newer ones that were passed over."""
-
-    manifest: Manifest | None
-    skipped: tuple[Skipped, ...]
 
 
 class CheckpointStore:
@@ -145,15 +130,17 @@ class CheckpointStore:
           full: compare the digest of every file as well, which reads all of them; else their sizes.
 
         Raises:
-          CheckpointError: 522, there are commits and none is good; 506, the storage does not answer (an older commit
-            is no substitute for one that may be there).
+          CheckpointError: 522, no commit of a trained round is good, and there is more than one, or not even that of
+            round 0 is; 506, the storage does not answer (an older commit is no substitute for one that may be there).
         """
         listed = self.rounds()
         for _ in range(LOOKS):
             skipped: list[Skipped] = []
             for number in reversed(listed):
                 try:
-                    return Survey(self.read(number, full=full), tuple(skipped))
+                    survey = Survey(self.read(number, full=full), tuple(skipped))
+                    if number > 0 or len(survey.trained) < 2:
+                        return survey
                 except CheckpointError as error:
                     if error.number == UNREACHABLE:
                         raise
@@ -161,14 +148,10 @@ class CheckpointStore:
             before, listed = listed, self.rounds()
             if listed == before:
                 break
-        if any(s.number != UNFINISHED for s in skipped):
-            reasons = "; ".join(f"round {s.round}: {s.reason}" for s in skipped)
-            raise CheckpointError(
-                522,
-                f"{self.url} holds commits, but no good one: {reasons}",
-                f"restore a commit, or remove {FOLDER}/ there to begin anew",
-            )
-        return Survey(None, tuple(skipped))
+        found = Survey(None, tuple(skipped))
+        if found.trained:
+            raise none_good(self.url, found)
+        return found
 
     def newest(self, *, full: bool = False) -> Manifest | None:
         """The newest good commit; None if nothing was ever committed.  Arguments and errors like `survey`."""

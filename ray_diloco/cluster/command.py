@@ -83,9 +83,9 @@ def drive(
 
 def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
     """Shows the driver's view until its run ends, hands a stop on to it, and lets a restarted one go on."""
-    again = False
+    died = False
     while True:
-        ended, asked = driver.run.remote(again), False
+        ended, asked = driver.run.remote(died), False
         while not ray.wait([ended], timeout=display.period_s)[0]:
             if stop.is_set() and not asked:
                 asked = True
@@ -106,7 +106,7 @@ def _watch(driver: Any, display: Display, stop: threading.Event) -> Summary:
                     "run the same command again: it goes on from the last commit",
                 ) from error
             display.note("the driver died; another one goes on from the last commit")
-            again = True
+            died = True
             continue
         _show(driver, display)
         return summary

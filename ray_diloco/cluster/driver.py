@@ -15,7 +15,6 @@ from pathlib import Path
 from ray_diloco.blocks import channels_of, cuts_of, needs_layout
 from ray_diloco.checkpoint.fresh import refuse_fresh
 from ray_diloco.checkpoint.manifest import Manifest
-from ray_diloco.checkpoint.reader import UNFINISHED
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.cluster.anchor import RayAnchor
@@ -48,6 +47,7 @@ from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.data.blocks import Corpus
 from ray_diloco.errors import CheckpointError, ClusterError
+from ray_diloco.observe.lines import read_lines
 from ray_diloco.observe.metrics import perplexity
 from ray_diloco.observe.summary import Summary
 from ray_diloco.observe.view import IslandView, RunView
@@ -91,10 +91,10 @@ class Driver:
         self._epoch = 0
         self._traffic, self._interface = Traffic(), Interface(own_address())
 
-    async def run(self, again: bool = False) -> Summary:
+    async def run(self, successor: bool = False) -> Summary:
         """Runs to the end; raises DilocoError if it failed, after leaving a summary that says so.
 
-        `again`: in the place of a driver that died, so that commits are this very run's.
+        `successor`: in the place of a driver that died within the same command, and that has heeded `run.fresh`.
         """
         config = self._config
         directory = RunDirectory(Path(config.run.root), config.run.name)
@@ -102,13 +102,13 @@ class Driver:
         try:
             storage = self._job.storage
             self._epoch = await asyncio.to_thread(storage.open().epochs.claim)
-            fresh = config.run.fresh and not again
+            fresh = config.run.fresh and not successor
             manifest, warnings = await asyncio.to_thread(_survey, storage.open(), config, fresh)
             if storage.keeper is not None:
                 warnings.append(f"{storage.url} is memory: the commits end with the process that started this run")
             directory.config.write_text(self._job.config_yaml, encoding="utf-8")
             with open_books(config, directory, manifest, warnings) as books:
-                return await self._run(books, storage, again)
+                return await self._run(books, storage, successor)
         finally:
             lock.release()
 
@@ -158,7 +158,7 @@ class Driver:
             raise ClusterError(206, f"the run {self._config.run.name} is still starting", "ask again in a moment")
         return self._loop
 
-    async def _run(self, books: Books, storage: Storage, again: bool) -> Summary:
+    async def _run(self, books: Books, storage: Storage, successor: bool) -> Summary:
         """Puts the ports together, runs the loop over them, and closes the books however that ended."""
         config, environment = self._config, environment_report()
         self._first_round = books.position.round
@@ -171,11 +171,10 @@ class Driver:
         anchor.tell(journal)
         settings = store_settings(config, environment, {"wandb_run_id": books.mirror.run_id}, self._epoch, faults)
         durable = RayStore(storage, books.manifest, anchor, journal, settings)
-        # Who comes after a driver that died has it on the tape, and a shard that reckons keeps its rounds waiting.
-        announcing = None if again else asyncio.ensure_future(announce(config, anchor, journal))
+        said = successor and any(line["event"] == "run_expected" for line in read_lines(books.directory.events))
+        announcing = asyncio.ensure_future(announce(config, anchor, journal, said))
         ending = await self._sail(books, anchor, durable, journal)
-        if announcing is not None:
-            announcing.cancel()
+        announcing.cancel()
         self._count_own()
         if (traffic := self._traffic).machines > 1:
             counted = {"bytes_sent": traffic.sent, "bytes_received": traffic.received}
@@ -307,7 +306,7 @@ class Driver:
 def _survey(store: CheckpointStore, config: Config, fresh: bool) -> tuple[Manifest | None, list[str]]:
     """The commit that the run goes on from, and what a person should know of the others; removes what is newer.
 
-    A founding commit is for a run with the same settings only: nothing has been trained, if nothing newer lies there.
+    A founding commit (round 0) holds nothing that was trained: only the same settings go on from it.
 
     Raises:
       CommittedError: RD-562, there is one and a `fresh` run is asked for.
@@ -316,9 +315,8 @@ def _survey(store: CheckpointStore, config: Config, fresh: bool) -> tuple[Manife
     # Full: a damaged file must cost one commit now, not the resume later.
     survey = store.survey(full=True)
     newest = survey.manifest
-    untrained = newest is not None and newest.round == 0 and all(s.number == UNFINISHED for s in survey.skipped)
-    if newest is not None and untrained and (fresh or newest.config_digest != digest_of(config)):
-        newest = None
+    if newest is not None and newest.round == 0 and not survey.trained:
+        newest = None if fresh or newest.config_digest != digest_of(config) else newest
     if newest is not None and fresh:
         raise refuse_fresh(config.run.name, newest.round)
     # What was passed over would be taken for the future of the commit that the run goes on from.

@@ -18,8 +18,13 @@ from ray_diloco.rounds.ports import Journal
 LOOK_S = 0.25
 
 
-async def announce(config: Config, anchor: RayAnchor, journal: Journal) -> None:
-    """Waits for the anchor, as long as its run does, and writes what is expected to the tape."""
+async def announce(config: Config, anchor: RayAnchor, journal: Journal, said: bool) -> None:
+    """Waits for the anchor, as long as its run does, and writes what is expected to the tape.
+
+    `said`: a driver before has written it; its islands wait for the next round, and reckoning would take time from it.
+    """
+    if said:
+        return
     while anchor.layout is None:
         await asyncio.sleep(LOOK_S)
     asked = anchor.first_shard.expect.remote(config)

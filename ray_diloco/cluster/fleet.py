@@ -150,7 +150,10 @@ class RayFleet:
         return island
 
     async def _restore_if_newest(self, island: RayIsland) -> None:
-        """Gives a living island the inner state of the commit that the run goes on from; else it keeps its own."""
+        """Gives a living island the inner state of the commit that the run goes on from.
+
+        That is none of a founding commit; where a later one has none of it, the island keeps its own.
+        """
         newest, saved = self._settings.newest(), await self._settings.inner_of(island.name)
         inner = "kept"
         if newest is not None and newest.round == 0:
@@ -166,7 +169,7 @@ class RayFleet:
     async def _restore(self, island: RayIsland) -> None:
         newest, reason = self._settings.newest(), "no commit that is kept holds inner state of this island"
         if newest is None or newest.round == 0:
-            # Nobody has trained, by what is durable, and nobody has trained here.
+            # The founding commit holds no inner state, and ranks that were just started have not trained.
             return
         try:
             manifest = await self._settings.inner_of(island.name)

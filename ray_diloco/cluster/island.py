@@ -209,7 +209,7 @@ class RayIsland:
         return fitted
 
     async def reset(self, *, rewarm: bool = True) -> None:
-        """Makes the inner state that of ranks that have not trained, and warms the learning rate up again."""
+        """Makes the inner state that of ranks that have not trained; `rewarm`: warms the learning rate up again."""
         await self._exchanged([rank.reset.remote(rewarm) for rank in self._ranks], "resetting the inner state")
 
     async def build(self, anchor: RayAnchor) -> None:

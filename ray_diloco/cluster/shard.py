@@ -313,7 +313,7 @@ class Shard:
         """Waits for a write; returns its file entries.  May be asked again, as long as it is one of the last."""
         return self._writes[round_].result(WRITE_DEADLINE_S)
 
-    @ray.method(concurrency_group="writing")
+    @ray.method(concurrency_group="reckoning")
     def expect(self, config: Config) -> dict[str, float | None]:
         """What a round of the run is expected to be: the fields of `planning.expected.Expected`."""
         from ray_diloco.planning.expected import expected
@@ -390,4 +390,7 @@ def _contributions(work: ShardWork, payloads: Sequence[np.ndarray]) -> tuple[lis
     return found, payloads[at:]
 
 
-ShardActor = actor(Shard, num_cpus=0, concurrency_groups={"writing": 1, "control": 1})
+# What its methods run in, beside the thread that does the work.
+THREADS = {"writing": 1, "control": 1, "reckoning": 1}
+
+ShardActor = actor(Shard, num_cpus=0, concurrency_groups=THREADS)

@@ -180,7 +180,7 @@ class RunConfig:
     rounds: int = 10
     # Where commits go: a path or any fsspec URL; default: the run's own folder.
     storage: str | None = None
-    # Refuse a run directory that has commits.
+    # Refuse a run directory that has commits of trained rounds; without any, begin anew.
     fresh: bool = False
     # How often a driver that died is started again within one command.
     max_restarts: int = 3

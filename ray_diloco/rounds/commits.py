@@ -26,7 +26,7 @@ class Commits:
 
     Args:
       store: where they go.
-      round_: newest durable round so far.
+      round_: newest durable round so far; 0 also where nothing is durable yet.
       ended: called with the task of each write that ended.
 
     Attributes:

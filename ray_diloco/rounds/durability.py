@@ -1,5 +1,6 @@
 """When a commit is made durable, and when the run waits for that: on request to stop, or too far ahead of the storage.
 
+Version 0 is the first, as soon as it exists.
 Writing never stops training by itself: where the storage is slower than rounds, not each of them is made durable.  Only
 when the newest durable commit is more than `max_lag` rounds behind does no new round begin; then the commit of where
 the run stands is tried again and again until one succeeds.

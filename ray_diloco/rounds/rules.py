@@ -136,5 +136,5 @@ class Rules:
         return round_ % self.inner_every == 0 or round_ == self.schedule.rounds
 
     def evaluated(self, round_: int) -> bool:
-        """True if the anchor is evaluated after a round; the last round has its own, final evaluation."""
+        """True if the anchor is evaluated after a round; neither version 0 nor the last, which is evaluated anyway."""
         return self.evaluate_every > 0 and round_ % self.evaluate_every == 0 and 0 < round_ < self.schedule.rounds

@@ -36,7 +36,7 @@ class Waters:
 
     Attributes:
       evaluations: by round.
-      resumed, resumed_versions: where the run went on from; round -1: it began.
+      resumed, resumed_versions: where the run went on from; round -1: from nothing.
       owes_evaluation: that commit was due to be evaluated, and the run ended before.
       founding: held by the island that founds the run.
     """

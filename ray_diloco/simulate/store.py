@@ -99,7 +99,7 @@ class SimStore:
     def _trouble(self, round_: int) -> str:
         """Where a write goes wrong: before its first file, before its manifest, behind it; empty: it does not."""
         points = (BEFORE_COMMIT, MID_SEND, AFTER_COMMIT)
-        of_run = round_ and self._world.round_of(self._world.rules.last_fragment, round_)
+        of_run = self._world.round_of(self._world.rules.last_fragment, round_) if round_ else 0
         for phase in points:
             if self._world.plan.at(STORAGE, of_run, phase) is not None:
                 return phase

@@ -144,6 +144,11 @@ def seen(kind, count=1, **fields):
     return lambda tape: sum(wanted <= event.items() for event in tape if event["event"] == kind) >= count
 
 
+def durable(count=1):
+    """Whether so many trained rounds have become durable."""
+    return lambda tape: sum(event["event"] == "checkpoint_written" and event["round"] > 0 for event in tape) >= count
+
+
 @contextlib.contextmanager
 def when(folder, wanted, act):
     """Calls `act` in a thread as soon as `wanted` is true of the events from now on, while the block runs."""

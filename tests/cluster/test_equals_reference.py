@@ -130,7 +130,7 @@ def test_the_tape_tells_the_run_in_order(llama):
     assert tape[0]["event"] == "run_started" and tape[-1]["event"] == "run_finished"
     of_rounds = [(event["event"], event["round"]) for event in tape if event["event"] == "round_committed"]
     assert of_rounds == [("round_committed", r) for r in range(1, 7)]
-    # Version 0 and each round are made durable, or its commit gives way to a later one where the disk is slower than rounds.
+    # Version 0 and each round are made durable, or give way to a later commit where the disk is slower than rounds.
     commits = [event for event in tape if event["event"] in ("checkpoint_written", "checkpoint_postponed")]
     assert sorted(event["round"] for event in commits) == list(range(7))
     assert max(event["round"] for event in commits if event["event"] == "checkpoint_written") == 6

@@ -6,6 +6,7 @@ from cluster_runs import (
     actor_processes,
     anchor,
     digest,
+    durable,
     equal,
     events,
     lines,
@@ -18,8 +19,8 @@ from cluster_runs import (
 pytestmark = pytest.mark.cluster
 
 ROUNDS = 6
-# Rounds that take longer than it takes to kill somebody within.
-RUN = {"run.rounds": ROUNDS, "inner.H": 80}
+# Rounds of a second, with a progress point every 50 ms, of which every second one is durable.
+RUN = {"run.rounds": ROUNDS, "inner.H": 400, "checkpoint.every": 2}
 
 
 def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(place, quick):
@@ -27,33 +28,37 @@ def test_a_driver_that_is_killed_has_a_successor_that_takes_over_the_islands(pla
     straight = quick.train("long-rounds", RUN)
     folder, ranks = place.folder("headless"), []
 
-    def kill(tape):
-        """As soon as a round is open and something is durable."""
-        # Looked for before the time comes: that takes longer than some rounds.
+    def kill(begun):
+        # Looked for before the time comes: a round may take less time than the looking.
         (driver,) = actor_processes("Driver")
-        tape.wait(lambda past: seen("checkpoint_written")(past) and seen("round_opened")(past))
+        begun()
         driver.kill()
         ranks.append({p.pid for p in actor_processes("Rank")})
 
-    def kill_twice():
-        kill(tape)
-        after = Tape(folder)
-        after.wait(seen("run_resumed"))
-        kill(after)
+    def points():
+        return all(list(folder.glob(f"points/{island}/*.json")) for island in ("i0", "i1"))
 
-    tape = Tape(folder)
+    def kill_twice():
+        tape = Tape(folder)
+        kill(lambda: tape.wait(lambda past: seen("checkpoint_written", round=0)(past) and points()))
+        tape.wait(seen("run_resumed"))
+        after = Tape(folder)
+        kill(lambda: after.wait(durable()))
+
+    settings = {"run.fresh": True, "checkpoint.progress_every": 20}
     with when(folder, seen("island_launching", 2), kill_twice):
-        run = place.train("headless", RUN | {"run.fresh": True, "checkpoint.progress_every": 10})
+        run = place.train("headless", RUN | settings)
     assert (run["status"], run["rounds"]) == ("finished", ROUNDS)
     assert ranks[0] == ranks[1] and len(ranks[0]) == 2, "the same processes"
     assert len(events(folder, "run_started")) == 1 and not events(folder, "island_lost")
-    began = [event["round"] for event in events(folder, "run_resumed")]
-    assert len(began) == 2 and began[0] < began[1]
+    first, second = [event["round"] for event in events(folder, "run_resumed")]
+    assert first == 0 < second
     taken = [(event["island"], event["inner"]) for event in events(folder, "island_reattached")]
-    inner = ["restored" if round_ else "new" for round_ in began]
-    assert sorted(taken[:2]) == [("i0", inner[0]), ("i1", inner[0])]
-    assert sorted(taken[2:]) == [("i0", inner[1]), ("i1", inner[1])]
+    assert sorted(taken[:2]) == [("i0", "new"), ("i1", "new")]
+    assert sorted(taken[2:]) == [("i0", "restored"), ("i1", "restored")]
     assert not events(folder, "inner_state_reset")
+    assert [event["segment"] for event in events(folder, "progress_taken_up")][:2] == [1, 1]
+    assert run["expected"] and len(events(folder, "run_expected")) == 1
     assert run["anchor_digest"] == straight["anchor_digest"] == digest(folder, anchor(folder, ROUNDS))
     assert all(equal(anchor(folder, r), anchor(straight.folder, r)) for r in range(ROUNDS + 1))
     assert manifest(folder)["ledger"] == manifest(straight.folder)["ledger"]

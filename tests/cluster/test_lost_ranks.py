@@ -7,6 +7,7 @@ from cluster_runs import (
     anchor,
     digest,
     distance,
+    durable,
     events,
     lines,
     manifest,
@@ -35,7 +36,7 @@ def wounded(place):
 
     def begun(tape):
         # A commit with the moments that the successor takes up.
-        return seen("round_opened", 3)(tape) and seen("checkpoint_written", 2)(tape)
+        return seen("round_opened", 3)(tape) and durable()(tape)
 
     settings = {"run.rounds": ROUNDS, "islands.min": 2, "islands.i1.ranks": 2, "islands.i1.micro_batch": 1}
     # However slow the first write is, no more rounds are ahead of it.

@@ -6,7 +6,7 @@ nothing befell.
 
 import fsspec
 import pytest
-from cluster_runs import actor_processes, events, lines, seen, when
+from cluster_runs import actor_processes, durable, events, lines, seen, when
 
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.errors import DilocoError
@@ -27,7 +27,7 @@ def kill_all(kind):
 
 def fails(place, name, settings, act):
     """Trains until `act`, when three rounds are durable, ends it; returns the number of the error."""
-    with when(place.folder(name), seen("checkpoint_written", 4), act), pytest.raises(DilocoError) as failed:
+    with when(place.folder(name), durable(3), act), pytest.raises(DilocoError) as failed:
         place.train(name, settings)
     assert failed.value.exit_code == 4
     assert 3 <= CheckpointStore(settings["run.storage"]).newest().round < ROUNDS
@@ -54,7 +54,7 @@ def test_a_file_url_outlives_a_lost_shard_and_its_own_absence(place, straight):
         here.write_text("no folder any more")
 
     # Another number of shards each time: commits are by tensor name, whoever kept the tensors.
-    with when(place.folder(name), seen("checkpoint_written", 3), take_away), pytest.raises(DilocoError) as failed:
+    with when(place.folder(name), durable(3), take_away), pytest.raises(DilocoError) as failed:
         place.train(name, settings | {"anchor.shards": 2, "checkpoint.max_lag": 0})
     assert (failed.value.number, failed.value.exit_code) == (564, 4)
     tape = events(place.folder(name))

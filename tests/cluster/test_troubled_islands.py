@@ -8,6 +8,7 @@ from cluster_runs import (
     anchor,
     digest,
     distance,
+    durable,
     events,
     rank_processes,
     replayed,
@@ -43,7 +44,7 @@ def test_what_overflows_or_freezes_is_replaced(place):
         "model.builder": "cluster_builders:overflows_once",
         "model.config": {"flag": str(flag)},
     }
-    with when(folder, seen("checkpoint_written", 2), trouble):
+    with when(folder, durable(), trouble):
         run = place.train("troubled", settings)
     assert (run["status"], run["rounds"]) == ("finished", 20)
     overflow, freeze = events(folder, "island_lost")

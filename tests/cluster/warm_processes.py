@@ -17,7 +17,7 @@ import pytest
 import ray
 from cluster_runs import Place
 
-from ray_diloco.cluster import command, fleet, keepers
+from ray_diloco.cluster import command, fleet, keepers, shard
 from ray_diloco.cluster.calls import actor
 from ray_diloco.cluster.driver import Driver, Job
 from ray_diloco.cluster.fence import fenced
@@ -74,7 +74,7 @@ class Warm:
 
     def __init__(self):
         self._ranks = Pool(WarmRank, {"concurrency_groups": THREADS})
-        self._shards = Pool(WarmShard, {"concurrency_groups": {"control": 1, "writing": 1}})
+        self._shards = Pool(WarmShard, {"concurrency_groups": shard.THREADS})
 
     @contextmanager
     def runs(self):

@@ -165,6 +165,7 @@ class World:
         await told
         await asyncio.sleep(self.write_s)
         self.saved.append(Saved(copy.deepcopy(snapshot), kept, entries))
+        # They are written beside one another here, and a store takes the newest round, whichever came last.
         self.saved.sort(key=lambda one: one.snapshot.round)
         self.event("checkpoint_written", round=snapshot.round)
 

@@ -29,7 +29,6 @@ def test_a_run_that_ends_in_its_first_round_goes_on_from_there():
     lost.run()
     again, position = begun(lost)
     assert again.run(position) == "finished"
-    assert not again.kinds("evaluation")
     np.testing.assert_array_equal(again.anchor, straight.anchor)
     assert again.position.ledgers["text"].to_json() == straight.position.ledgers["text"].to_json()
     assert_books_close(again)

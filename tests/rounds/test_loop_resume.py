@@ -36,7 +36,10 @@ def with_stops(settings, stops, **arguments):
     return world, order
 
 
-@pytest.mark.parametrize("stops, every", [((6.3, 4.1, 8.2), 1), ((10.5, 3.3, 6.06), 2), ((5.02, 7.6, 9.7), 2)])
+@pytest.mark.parametrize(
+    "stops, every",
+    [((2.5, 4.1, 8.2), 1), ((6.3, 4.1, 8.2), 1), ((10.5, 3.3, 6.06), 2), ((5.02, 7.6, 9.7), 2)],
+)
 @pytest.mark.parametrize("method", IN_STEP)
 def test_three_stops_change_no_bit(method, every, stops):
     settings = (*IN_STEP[method], f"checkpoint.every={every}")
@@ -69,7 +72,7 @@ def test_three_stops_change_no_bit_where_merges_take_longer_than_steps(method, m
     assert state_of(world) == state_of(straight)
 
 
-@pytest.mark.parametrize("stops", [(), (6.3, 7.1, 9.2)])
+@pytest.mark.parametrize("stops", [(), (6.3, 7.1, 9.2), (2.5, 7.1)])
 @pytest.mark.parametrize("method", AT_OWN_PACE)
 def test_a_tape_replays_a_run_at_its_own_pace_to_the_same_bytes(method, stops):
     settings = AT_OWN_PACE[method] if method != "dylu" else (*DYLU, "inner.work=fixed")
