@@ -260,7 +260,8 @@ class Driver:
             if self._stop_asked:
                 run.stop()
             ending = Ending(await run.run())
-            if durable.trouble is not None:
+            # Before the first round has ended there is nothing yet that could be lost.
+            if durable.trouble is not None and position.round > 0:
                 raise CheckpointError(
                     564,
                     f"round {position.round} could not be made durable: {durable.trouble}",

@@ -96,6 +96,8 @@ class Rank:
         self._notice, self._interface = Notice(), Interface(own_address())
         self._store: TCPStore | None = None
         self._beats = self._calls = 0
+        # Of the newest driver that was heard; the fence keeps it.
+        self._epoch = 0
         # Step of the segment, its length, loss and tokens per second.
         self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
         self._writer = ThreadPoolExecutor(1)
@@ -164,7 +166,8 @@ class Rank:
     ) -> Report:
         """Trains a segment; steps that overflowed and were not applied do not count.
 
-        With `keeping` it makes progress points; `taken` steps were taken up from one.
+        With `keeping` it makes progress points; `taken` steps were taken up from one.  When another driver is heard it
+        ends after the step: that one goes on from a commit or a point, and nobody waits for the rest of this segment.
         """
         from ray_diloco.inner.batches import Batches
 
@@ -186,9 +189,9 @@ class Rank:
         )
         per_step = s.world * s.inner.gradient_accumulation * s.inner.micro_batch * s.sequence_length
         earlier = self._points.begin(taken)
-        began = time.perf_counter()
+        began, driver = time.perf_counter(), self._epoch
 
-        def on_step(step: int, loss: torch.Tensor) -> None:
+        def on_step(step: int, loss: torch.Tensor) -> bool:
             done = step - start_step + 1
             elapsed = time.perf_counter() - began
             self._latest = (done, steps, loss, (done - taken) * per_step / max(elapsed, 1e-9))
@@ -199,6 +202,7 @@ class Rank:
                     # What a fault leaves behind must not depend on how fast the storage is.
                     self._points.written()
                 self._misfortune.pass_(self._round, MID_INNER)
+            return self._epoch != driver
 
         report = self._inner.train(start_step, steps, batches, on_step, seconds, earlier)
         # Not the report itself: the driver would import torch and DeepSpeed to read it.

@@ -1,13 +1,16 @@
 """Calls of a driver that has been succeeded are refused; those of the newest one are let in."""
 
 import inspect
+from unittest.mock import MagicMock as Mock
 
 import pytest
 import ray
 
 from ray_diloco.cluster.fence import Stamped, fenced
-from ray_diloco.cluster.rank import Rank
+from ray_diloco.cluster.misfortune import NO_FAULTS
+from ray_diloco.cluster.rank import Rank, RankJob
 from ray_diloco.errors import ClusterError
+from ray_diloco.inner import batches
 
 
 class Counter:
@@ -75,3 +78,28 @@ def test_every_call_to_a_rank_is_fenced():
     cls = fenced(Rank)
     public = {name for name, member in vars(Rank).items() if callable(member) and not name.startswith("_")}
     assert public - {"admitted"} <= vars(cls).keys()
+
+
+def test_a_segment_ends_when_another_driver_is_heard(monkeypatch):
+    """A round may take an hour, and the next driver goes on from a commit or a progress point, whatever comes of it."""
+    rank, heard, done = fenced(Rank)(RankJob(*[Mock()] * 7, faults=NO_FAULTS), 0), {3: 7}, []
+    monkeypatch.setattr(batches, "Batches", Mock())
+    rank._exchanges, rank._blocks, rank._points = Mock(), Mock(), Mock()
+    rank._points.end.return_value = ""
+
+    class Inner:
+        settings = Mock(world=1, sequence_length=1)
+
+        def train(self, start, steps, batches, on_step, seconds, earlier):
+            for step in range(start, start + steps):
+                done.append(step)
+                if step in heard:
+                    rank.progress(epoch=heard[step])
+                if on_step(step, 0.0):
+                    break
+            return Mock(steps=len(done), skipped=0, tokens=0, loss_mean=0.0, seconds=0.0)
+
+    rank._inner = Inner()
+    rank._job.channels[0].H = 10
+    assert rank.train(0, 10, (), epoch=6).steps == 4 and done == [0, 1, 2, 3]
+    assert rank.train(0, 3, (), epoch=7).steps == 7, "its own heartbeats end nothing"
