@@ -4,9 +4,12 @@ Each time the run fails with a number, and the same command goes on from the new
 nothing befell.
 """
 
+import os
+import signal
+
 import fsspec
 import pytest
-from cluster_runs import actor_processes, durable, events, lines, seen, when
+from cluster_runs import Tape, actor_processes, durable, events, lines, seen, when
 
 from ray_diloco.checkpoint.store import CheckpointStore
 from ray_diloco.errors import DilocoError
@@ -74,3 +77,20 @@ def test_memory_holds_the_commits_for_as_long_as_this_process_lives_also_without
     assert any("manifest.json" in path for path in fsspec.filesystem("memory").find("of-a-test/run"))
     warnings = [event["text"] for event in events(place.folder(name), "warning")]
     assert sum("is memory" in text for text in warnings) == 2, warnings
+
+
+def test_a_stop_before_the_first_round_needs_no_storage(place):
+    """Nothing was trained that could be lost, so a version 0 that could not be written is no failure of the run."""
+    name = "unfounded"
+    folder, tape = place.folder(name), Tape(place.folder(name))
+
+    def obstruct_and_stop():
+        (folder / "checkpoints/round-000000.partial").write_text("no folder")
+        tape.wait(lambda past: seen("checkpoint_failed", round=0)(past) and seen("round_opened")(past))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # A round that is far from its end then.
+    with when(folder, seen("island_launching"), obstruct_and_stop):
+        run = place.train(name, {"run.rounds": 1, "inner.H": 40_000})
+    assert (run["status"], run["rounds"], run["anchor_digest"]) == ("stopped", 0, "")
+    assert events(folder)[-1]["event"] == "run_stopped"
