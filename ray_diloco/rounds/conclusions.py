@@ -35,12 +35,14 @@ class Told:
       voided: nothing could be merged; why.
       whole: a round of the whole model has ended; with the task that writes it down.
       broken: the task of a round has ended, well or not.
+      over: not told but asked, before each decision: whether the run ends where it stands.
     """
 
     committed: Callable[[], None]
     voided: Callable[[str], None]
     whole: Callable[[asyncio.Task[None]], None]
     broken: Callable[[asyncio.Task[None]], None]
+    over: Callable[[], bool]
 
 
 class Conclusions:
@@ -155,8 +157,8 @@ class Conclusions:
                 return
             await self._in_order(due, range(self._rules.schedule.fragments))
             await self._commits.begun()
-            if self._ending:
-                # Nobody is left to hand over what a commit of it would need.
+            if self._ending or self._told.over():
+                # Nobody is left to hand over what a commit of it would need, or will be in a moment.
                 await self._anchor.abort(prepared.key)
                 for offer, _ in weighed:
                     self._position.refuse(offer)

@@ -81,9 +81,17 @@ class Durability:
         if self.stopping:
             self._plans.pulse()
 
+    @property
+    def over(self) -> bool:
+        """True when a requested stop may take place: all that was committed is durable.
+
+        From then on nothing more may be committed: nobody would hand over what a commit of it would need.
+        """
+        return self.stopping and self._commits.sent == self._position.round and not self._commits.writing
+
     async def stopped(self) -> None:
         """Returns when a requested stop may take place."""
-        while not (self.stopping and self._commits.sent == self._position.round and not self._commits.writing):
+        while not self.over:
             await self._plans.changed()
 
     async def keep_up(self) -> None:
@@ -102,7 +110,7 @@ class Durability:
                 since, self.waiting = None, ""
             if since is not None and self._at_rest:
                 await asyncio.sleep(self._rules.retry_s)
-                if self._lags and self._at_rest:
+                if self._lags and self._at_rest and not self.over:
                     self._start(_nothing())
                     # Those who wait for a segment hand over their inner state.
                     self._plans.pulse()

@@ -65,7 +65,8 @@ class Run:
         vetting = Vetting(rules.guard, position, self.members, members.banish)
         commits = self._commits = Commits(store, position.round, self._written)
         durable = self._durability = Durability(rules, position, self.members, journal, plans, commits)
-        told = Told(self._failures.forget, self._failures.count, durable.whole, self._failures.end_with)
+        failures = self._failures
+        told = Told(failures.forget, failures.count, durable.whole, failures.end_with, lambda: durable.over)
         self._rounds = Conclusions(rules, position, anchor, journal, plans, commits, vetting, told)
         self._salvage = Salvage(rules, position, journal, plans, self._rounds.reconsider)
         self._waters = Waters(

@@ -1,5 +1,7 @@
 """Commits that cannot be written: training goes on, up to a lag, and then waits until the storage is back."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from test_loop import assert_books_close, resume
@@ -119,3 +121,51 @@ def test_a_storage_slower_than_rounds_gets_some_of_them_and_the_last():
     postponed = [fields["round"] for fields in world.kinds("checkpoint_postponed")]
     assert sorted(written + postponed) == list(range(1, 11))
     assert not world.kinds("storage_awaited"), "training never waits for it"
+
+
+class Gated(World):
+    """Round 2 becomes durable, and round 3 is prepared, when `open` lets them, so many turns of the loop apart."""
+
+    def __init__(self, turns):
+        super().__init__(rounds=9, before=lambda run: asyncio.ensure_future(self.open(run, turns)))
+        self.gates = {}
+
+    async def at(self, gate):
+        """Waits at a gate."""
+        came, opened = self.gates.setdefault(gate, (asyncio.Event(), asyncio.Event()))
+        came.set()
+        await opened.wait()
+
+    async def save(self, snapshot, inner, told):
+        durable = await super().save(snapshot, inner, told)
+        if snapshot.round == 2:
+            await self.at("written")
+        return durable
+
+    async def prepare(self, step):
+        prepared = await super().prepare(step)
+        if step.round == 3:
+            await self.at("prepared")
+        return prepared
+
+    async def open(self, run, turns):
+        gates = [self.gates.setdefault(name, (asyncio.Event(), asyncio.Event())) for name in ("written", "prepared")]
+        for came, _ in gates:
+            await came.wait()
+        run.stop()
+        first, second = gates if turns >= 0 else reversed(gates)
+        first[1].set()
+        for _ in range(abs(turns)):
+            await asyncio.sleep(0)
+        second[1].set()
+
+
+@pytest.mark.parametrize("turns", range(-12, 13))
+def test_a_stop_never_commits_a_round_that_nobody_hands_over_his_inner_state_for(turns):
+    world = Gated(turns)
+    assert world.run() == "stopped"
+    assert durable(world) in ([1, 2], [1, 2, 3]) and world.position.round == durable(world)[-1]
+    assert all(all(files for files in entries.values()) and len(entries) == 2 for *_, entries in world.manifests)
+    straight, (again, position) = finish(World(rounds=9)), resume(world)
+    assert again.run(position) == "finished"
+    np.testing.assert_array_equal(again.anchor, straight.anchor)
