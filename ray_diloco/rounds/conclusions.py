@@ -112,15 +112,23 @@ class Conclusions:
           cancelled: other tasks to cancel with those.
         """
         self._ending = True
-        undecided = {self._concluding[due] for due, r in self._rounds.items() if not r.closed.done()}
-        for task in (waiting := {*cancelled, *undecided}):
+        for task in cancelled:
             task.cancel()
-        await settled(waiting)
+        self._give_up()
+        await settled(cancelled)
+        # An island hears of it a turn of the loop later, and may have opened one more round until then.
+        self._give_up()
         await settled(set(self._concluding.values()))
         await self._commits.settle()
         for offer in [offer for carried in self._carried.values() for offer in carried]:
             self.refuse(offer, "the run ended before the round that it was carried to")
         self._carried.clear()
+
+    def _give_up(self) -> None:
+        """Ends the rounds that still wait for somebody."""
+        for due, task in self._concluding.items():
+            if due in self._rounds and not self._rounds[due].closed.done():
+                task.cancel()
 
     def open(self, due: Due) -> Rendezvous:
         """The rendezvous of a round, which is concluded as soon as it closes; void for one of long ago."""
