@@ -61,6 +61,7 @@ class Conditions:
       merge_s, commit_s, write_s: of the anchor and the store; `merge_each_s` for each contribution.
       restart_s: until a lost driver is back; `restarts`: how often that may happen.
       region: by island.
+      grid_s: what happens happens at multiples of it, and in any order there; 0: whenever.
     """
 
     seed: int = 0
@@ -84,6 +85,7 @@ class Conditions:
     restarts: int = 20
     rates: Rates = Rates()
     region: Mapping[str, str] = field(default_factory=dict)
+    grid_s: float = 0.0
 
     def luck(self, *what: object) -> random.Random:
         """Random numbers for one purpose."""

@@ -139,6 +139,7 @@ def world_of(seed: int) -> tuple[str, World]:
         write_s=luck.choice((0.0, 0.5, 9.0)),
         restart_s=1.0,
         rates=_rates(luck),
+        grid_s=(0.0, 0.05, 0.25, 1.0)[seed % 4],
     )
     faults = tuple(fault_of(luck, setup) for _ in range(luck.choice((0, 1, 1, 1, 2, 2, 4))))
     stops = [luck.uniform(0.0, 20.0) for _ in range(luck.choice((0, 0, 0, 0, 0, 0, 1, 3)))]

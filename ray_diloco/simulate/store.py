@@ -26,7 +26,7 @@ class Commit:
     """What was written of a round.
 
     Attributes:
-      inner: by island, what it handed over.
+      inner: by island, what it can take up again; `heard`: islands that handed over at all.
       complete: it has a manifest; `rotten`: and a file that is not what that says.
     """
 
@@ -35,6 +35,7 @@ class Commit:
     inner: Mapping[str, Any]
     complete: bool = True
     rotten: bool = False
+    heard: frozenset[str] = frozenset()
 
     @property
     def good(self) -> bool:
@@ -91,7 +92,9 @@ class SimStore:
                 return False
             # Readers look at manifests alone: one whose files rot looks well until it is used.
             kept = {name: one[0] for name, one in states.items() if one and one[0] is not None}
-            self.commits[snapshot.round] = Commit(snapshot, table, kept, rotten=trouble == AFTER_COMMIT)
+            heard = frozenset(name for name, entries in states.items() if entries)
+            rotten = trouble == AFTER_COMMIT
+            self.commits[snapshot.round] = Commit(snapshot, table, kept, rotten=rotten, heard=heard)
             world.event("checkpoint_written", round=snapshot.round, bytes=0, write_s=world.conditions.write_s)
             self._prune()
             return True

@@ -23,8 +23,8 @@ from ray_diloco.rounds.rules import Rules
 from ray_diloco.rounds.timing import Timing
 from ray_diloco.simulate.anchor import Kept, ShardLostError, SimAnchor, Table
 from ray_diloco.simulate.audit import Auditor
-from ray_diloco.simulate.clock import Stuck, run_virtual
-from ray_diloco.simulate.conditions import Conditions, waiting_time
+from ray_diloco.simulate.clock import Crowding, Stuck, run_virtual
+from ray_diloco.simulate.conditions import Conditions, Rates, waiting_time
 from ray_diloco.simulate.figures import Figures
 from ray_diloco.simulate.island import SimIsland
 from ray_diloco.simulate.links import Hub
@@ -117,6 +117,8 @@ class World:
         self._stops = sorted(self.stops)
         self._steers = sorted(self.steers, key=lambda steer: steer.at)
         self._gone: asyncio.Future[str] | None = None
+        # Nothing goes wrong by itself; the plan is used up as it strikes.
+        self._calm = not self.plan and self.conditions.rates == Rates()
 
     # All lives.
 
@@ -147,8 +149,10 @@ class World:
     def _live(self) -> tuple[str, DilocoError | None]:
         """One life of the driver."""
         self.dead = False
+        grid_s = self.conditions.grid_s
+        crowding = Crowding(grid_s, self.conditions.luck("turns", self.life)) if grid_s else None
         try:
-            return run_virtual(self._sail(), self._clock), None
+            return run_virtual(self._sail(), self._clock, crowding), None
         except DilocoError as error:
             return "failed", error
         except Stuck as error:
@@ -185,7 +189,16 @@ class World:
         self.dead = True
         if self.auditor is not None:
             self.auditor.end(status, self.position, self.rules, cut_short=self._asked)
+            self._audit_inner_states(status)
         return status
+
+    def _audit_inner_states(self, status: str) -> None:
+        """All in the newest commit of a run that was stopped, and that nothing befell, have handed over for it."""
+        newest, gone = self.store.newest, {"island_lost", "island_left"} & {event.kind for event in self.events}
+        if self.auditor is None or newest is None or status != "stopped" or gone or not self._calm:
+            return
+        if missing := sorted(set(newest.snapshot.members) - newest.heard):
+            self.auditor.blame(f"the commit of {newest.snapshot.round} has no inner state of {missing}")
 
     def _disturb(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         """Sets timers for what befalls the driver of this life."""
