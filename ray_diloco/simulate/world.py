@@ -193,12 +193,17 @@ class World:
         return status
 
     def _audit_inner_states(self, status: str) -> None:
-        """All in the newest commit of a run that was stopped, and that nothing befell, have handed over for it."""
+        """Who is in the newest commit of a run that was stopped has handed over for it.
+
+        Where things go wrong, somebody may have been lost whom nobody misses yet; but not everybody.
+        """
         newest, gone = self.store.newest, {"island_lost", "island_left"} & {event.kind for event in self.events}
-        if self.auditor is None or newest is None or status != "stopped" or gone or not self._calm:
+        if self.auditor is None or newest is None or status != "stopped" or gone:
             return
-        if missing := sorted(set(newest.snapshot.members) - newest.heard):
-            self.auditor.blame(f"the commit of {newest.snapshot.round} has no inner state of {missing}")
+        members = set(newest.snapshot.members)
+        missing = members - newest.heard
+        if missing and (self._calm or (missing == members and len(members) > 1)):
+            self.auditor.blame(f"the commit of {newest.snapshot.round} has no inner state of {sorted(missing)}")
 
     def _disturb(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         """Sets timers for what befalls the driver of this life."""
