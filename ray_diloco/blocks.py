@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ray_diloco.outer.codec import Codec
     from ray_diloco.outer.error_feedback import Feedback
     from ray_diloco.outer.random_fragments import Draw
+    from ray_diloco.outer.recipe import Recipe
     from ray_diloco.outer.shaped import ShapedCodec
-    from ray_diloco.outer.step import Recipe
 
 MAIN = "main"
 PARAMETERS, CONTROL = "parameters", "control"
@@ -257,7 +257,7 @@ def recipe_of(channel: Channel) -> Recipe:
     from ray_diloco.outer.merge import MergeSettings
     from ray_diloco.outer.optimizer import outer_optimizer
     from ray_diloco.outer.rate import OuterRate
-    from ray_diloco.outer.step import Recipe
+    from ray_diloco.outer.recipe import Recipe
 
     outer, merge, stale = channel.outer, channel.merge, channel.stale
     settings = asdict(outer) | {"buffer": outer.buffer or channel.islands}

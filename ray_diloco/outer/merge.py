@@ -19,6 +19,7 @@ import torch
 
 from ray_diloco.errors import SyncError
 from ray_diloco.outer import robust
+from ray_diloco.outer.codec import Codec
 from ray_diloco.outer.robust import Gram
 
 # (contributions in island order, then the extra vectors of the rule, fp32 [n] each; their factors; output, fp32 [n]).
@@ -66,6 +67,18 @@ def mean(contributions: Sequence[torch.Tensor], factors: Sequence[float], out: t
     torch.mul(contributions[0], factors[0], out=out)
     for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
         out.add_(contribution, alpha=factor)
+
+
+def mean_hop_by_hop(
+    codec: Codec, received: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor, nonce: int
+) -> None:
+    """The weighted sum as a ring makes it: every hop adds its own and encodes what it hands on."""
+    wire = torch.empty(codec.nbytes(out.numel()), dtype=torch.uint8)
+    torch.mul(received[0], factors[0], out=out)
+    for hop, (values, factor) in enumerate(zip(received[1:], factors[1:], strict=True)):
+        codec.encode(out, wire, nonce + hop)
+        codec.decode(wire, out, nonce + hop)
+        out.add_(values, alpha=factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from ray_diloco.outer.merge import mean_over_senders
 from ray_diloco.outer.payload import Bytes, Meta, open_payload, require_purpose, require_whole
 from ray_diloco.outer.publication import average, sent, squared_norm_of, write
 from ray_diloco.outer.random_fragments import RandomFragments
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.sides import Fragment
 from ray_diloco.outer.sources import Message, Scratch, Source, merged_coefficients, source_of, transform_of
-from ray_diloco.outer.step import Arrays, Norms, NotFinite, OuterStep, Recipe, room
+from ray_diloco.outer.step import Arrays, Norms, NotFinite, OuterStep, room
 
 
 class Mover:

@@ -16,8 +16,8 @@ from ray_diloco.outer import chunks
 from ray_diloco.outer.chunks import in_chunks, pieces, quiet, squared_norm
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.payload import Bytes, Meta, Payload, Writer, require_purpose, require_whole
+from ray_diloco.outer.recipe import AVERAGE, Recipe
 from ray_diloco.outer.sides import Fragment, Side
-from ray_diloco.outer.step import AVERAGE, Recipe
 
 
 def publish(recipe: Recipe, part: Fragment) -> None:

@@ -15,10 +15,11 @@ from ray_diloco.outer.codec import Codec
 from ray_diloco.outer.contribution import Offer
 from ray_diloco.outer.payload import Meta, Writer
 from ray_diloco.outer.publication import average, squared_norm_of
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.sides import Fragment, Selected
 from ray_diloco.outer.sources import Scratch, Source, picked, selected_source
-from ray_diloco.outer.step import Arrays, OuterStep, Recipe
+from ray_diloco.outer.step import Arrays, OuterStep
 
 
 @dataclass(frozen=True)

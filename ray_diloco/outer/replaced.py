@@ -18,8 +18,8 @@ from ray_diloco.outer import chunks
 from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.named import Array, Place
 from ray_diloco.outer.payload import Bytes, Meta, Writer, open_payload
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.sides import Fragment
-from ray_diloco.outer.step import Recipe
 
 Places = Mapping[str, Place[Fragment]]
 

@@ -29,9 +29,10 @@ from ray_diloco.outer.optimizer import OuterOptimizer
 from ray_diloco.outer.payload import Bytes, Meta, gather, open_payload, require_purpose, require_whole
 from ray_diloco.outer.publication import begin_average, encode, encode_published, publish, rewrite
 from ray_diloco.outer.random_fragments import Draw, RandomFragments
+from ray_diloco.outer.recipe import AVERAGE, Recipe
 from ray_diloco.outer.replaced import encode_passed, load_replaced, remember_sent, replaced_tensors
 from ray_diloco.outer.sides import Fragment, Prepared, Side, live_anchor, live_state, spans_of
-from ray_diloco.outer.step import AVERAGE, NotFinite, Recipe
+from ray_diloco.outer.step import NotFinite
 from ray_diloco.outer.weights import factors
 
 __all__ = ["AnchorShard", "BadContribution", "Contribution", "Prepared"]

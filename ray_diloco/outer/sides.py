@@ -17,7 +17,8 @@ from ray_diloco.outer.chunks import pieces
 from ray_diloco.outer.codec import Codec
 from ray_diloco.outer.layout import Layout, Ranges, total
 from ray_diloco.outer.payload import Bytes, Meta, Writer
-from ray_diloco.outer.step import Recipe, Span
+from ray_diloco.outer.recipe import Recipe
+from ray_diloco.outer.step import Span
 
 
 @dataclass(frozen=True)

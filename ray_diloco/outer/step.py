@@ -12,99 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ray_diloco.outer import chunks
-from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.chunks import squared_norm
-from ray_diloco.outer.codec import Codec
-from ray_diloco.outer.merge import Merge, MergeSettings, add_gram, consensus_factors, factors_of, is_plain, merge_rule
+from ray_diloco.outer.merge import (
+    add_gram,
+    consensus_factors,
+    factors_of,
+    is_plain,
+    mean,
+    mean_hop_by_hop,
+)
+from ray_diloco.outer.momentum import Nesterov
 from ray_diloco.outer.optimizer import OuterOptimizer
-from ray_diloco.outer.rate import OuterRate
+from ray_diloco.outer.recipe import MERGED, Recipe
 from ray_diloco.outer.sources import Scratch, Source
 from ray_diloco.outer.stale import DirectionSettings, direction_factors
 
-# Names of the states that a recipe may add to those of its optimiser.
-MERGED, AVERAGE = "merged", "average"
 # A sum of factors closer to one than this is one: they are rounded to fp32.
 UNNORMALISED = 1e-6
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How an anchor moves.
-
-    Attributes:
-      optimizer: the outer optimiser.
-      merge: key of `merge.MERGES`; `settings` are its own.
-      max_age: versions that a contribution may be behind; None: any number.
-      reanchor: measure late contributions from the newest anchor: `q + (A − B)`.
-      direction: correct contributions by their direction against the momentum (HeLoCo).
-      consensus: pull towards the neighbours' anchors, a part per round (NoLoCo).
-      recode: requantise the running sum after each contribution, as a ring does at every hop.
-      rate: factor of the learning rate by version.
-      average: average of outer iterates.
-      lookahead: send `A − ημu` in place of the anchor.
-      passed: anchors before the newest that islands under way have still to adopt when a round ends.
-      free: islands train at their own pace, so that a commit may hold bases of any age.
-      remembered: how many anchors are kept for contributions of any age to be measured anew from.
-    """
-
-    optimizer: OuterOptimizer
-    merge: str = "mean"
-    settings: MergeSettings = field(default_factory=MergeSettings)
-    max_age: int | None = 0
-    reanchor: bool = False
-    direction: DirectionSettings | None = None
-    consensus: float = 0.0
-    recode: Codec | None = None
-    rate: OuterRate = field(default_factory=OuterRate)
-    average: OuterAverage = field(default_factory=OuterAverage)
-    lookahead: bool = False
-    passed: int = 0
-    free: bool = False
-    remembered: int = 8
-
-    @property
-    def past(self) -> int:
-        """How many anchors before the newest are kept for late contributions to be measured anew from."""
-        if not self.reanchor:
-            return 0
-        return self.remembered if self.max_age is None else self.max_age
-
-    @property
-    def rule(self) -> Merge:
-        """The merge rule."""
-        return merge_rule(self.merge)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """What is remembered beside the anchor: of the optimiser, the last merged `Δ`, the average of iterates."""
-        names = self.optimizer.state_names
-        names += (MERGED,) if self.rule.extras else ()
-        return (*names, AVERAGE) if self.average.kind != "none" else names
-
-    @property
-    def initials(self) -> tuple[float, ...]:
-        """Value of the elements of each new state."""
-        own = self.optimizer.initials
-        return (*own, *(0.0 for _ in self.state_names[len(own) :]))
-
-    def take_average(self, before: torch.Tensor, after: torch.Tensor, anchor: torch.Tensor, version: int) -> None:
-        """The average of iterates with the anchor of a version; that anchor itself as long as there is none."""
-        after.copy_(before if self.average.count(version) > 1 else anchor)
-        if self.average.count(version) > 1:
-            self.average.update(after, anchor, version)
-
-    def lr(self, version: int, lr: float | None) -> float | None:
-        """The rate of the step that moves an anchor which has moved `version` times; None: the optimiser's own."""
-        factor = self.rate.factor(version)
-        if factor == 1.0:
-            return lr
-        return factor * (self.optimizer.lr if lr is None else lr)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -194,6 +124,7 @@ class OuterStep:
         self._names = recipe.state_names
         count = len(sources) + len(neighbours) + 1
         *self._scratch, (self._buffer, self._ahead) = rooms[:count] or [room() for _ in range(count)]
+        self._fused = self._pass_of(recipe.optimizer)
         # Per tensor: (factor of the contribution, of the momentum) of each contribution; factors of the merge.
         self._turns: dict[str, list[tuple[float, float]]] = {}
         self._merges: dict[str, list[float]] = {}
@@ -210,9 +141,12 @@ class OuterStep:
             self._merges = self._find_merges()
         delta_norm = update_norm = anchor_norm = 0.0
         for k, start, stop in self._chunks():
-            delta, square = self._merged(k, start, stop)
+            if self._fused is None:
+                delta, square = self._merged(k, start, stop)
+                update, anchor = self._step(start, stop, delta)
+            else:
+                square, update, anchor = self._at_once(k, start, stop, self._fused)
             delta_norm += square
-            update, anchor = self._step(start, stop, delta)
             update_norm += update
             anchor_norm += anchor
         return Norms(delta_norm, update_norm, anchor_norm)
@@ -313,7 +247,7 @@ class OuterStep:
             vectors = [*received, *self._extras(start, stop, self._extra)] if self._extra else received
             if self._recipe.recode is not None:
                 nonce = (self._version << 32) + k * len(received)
-                _hop_by_hop(self._recipe.recode, received, self._factors, delta, nonce)
+                mean_hop_by_hop(self._recipe.recode, received, self._factors, delta, nonce)
             elif self._merges:
                 for span, inside in self._inside(start, stop):
                     self._combine([values[inside] for values in vectors], self._merges[span.name], delta[inside])
@@ -328,6 +262,42 @@ class OuterStep:
         if self._recipe.consensus and len(self._neighbours) > 1:
             self._pull(k, delta)
         return delta, square
+
+    def _pass_of(self, optimizer: OuterOptimizer) -> Nesterov | None:
+        """The optimiser, if merging and moving are what one pass can do at once, with the same bits."""
+        recipe = self._recipe
+        others = (recipe.direction, recipe.recode, recipe.consensus, recipe.average.kind != "none", recipe.lookahead)
+        late = any(base is not None for base in self._bases)
+        plain = self._combine is mean and not (any(others) or late or recipe.rule.needs_individuals)
+        # Tests run the loop in float64.
+        fits = self._arrays.anchor.dtype == torch.float32 and len(self._sources) > 1
+        if not (plain and fits) or type(optimizer) is not Nesterov:
+            return None
+        from ray_diloco.outer.step_kernels import same_bits
+
+        return optimizer if same_bits() else None
+
+    def _at_once(self, k: int, start: int, stop: int, optimizer: Nesterov) -> tuple[float, float, float]:
+        """`_merged` and `_step` of a chunk in one pass: squared norms of `Δ`, of the movement and of the new anchor."""
+        from ray_diloco.outer.step_kernels import fused
+
+        arrays, received = self._arrays, self._corrected(k, start, stop)
+        delta, moved = self._buffer[: stop - start], self._ahead[: stop - start]
+        so_far, scale = received[0], self._factors[0]
+        if len(received) > 2:
+            mean(received[:-1], self._factors[:-1], delta)
+            so_far, scale = delta, 1.0
+        (u,), (u_out,), after = arrays.state, arrays.state_out, arrays.anchor_out[start:stop]
+        rate = -(optimizer.lr if self._lr is None else self._lr)
+        fused(
+            so_far, scale, received[-1], self._factors[-1], u[start:stop], optimizer.momentum,
+            arrays.anchor[start:stop], rate, delta, u_out[start:stop], after, moved,
+        )  # fmt: skip
+        square = squared_norm(delta)
+        if not math.isfinite(square):
+            raise NotFinite(received)
+        arrays.put(start, after)
+        return square, squared_norm(moved), squared_norm(after)
 
     def _pull(self, k: int, delta: torch.Tensor) -> None:
         """Adds `(γ/η)(A_own − mean A)`."""
@@ -362,18 +332,6 @@ def _screen(received: Sequence[torch.Tensor]) -> None:
     """Raises NotFinite if one of the contributions to a chunk is not finite, or too large for fp32 to square."""
     if not all(math.isfinite(squared_norm(values)) for values in received):
         raise NotFinite(received)
-
-
-def _hop_by_hop(
-    codec: Codec, received: Sequence[torch.Tensor], factors: Sequence[float], out: torch.Tensor, nonce: int
-) -> None:
-    """The weighted sum as a ring makes it: every hop adds its own and encodes what it hands on."""
-    wire = torch.empty(codec.nbytes(out.numel()), dtype=torch.uint8)
-    torch.mul(received[0], factors[0], out=out)
-    for hop, (values, factor) in enumerate(zip(received[1:], factors[1:], strict=True)):
-        codec.encode(out, wire, nonce + hop)
-        codec.decode(wire, out, nonce + hop)
-        out.add_(values, alpha=factor)
 
 
 def room() -> Scratch:

@@ -17,8 +17,9 @@ import torch
 
 from ray_diloco.errors import SyncError
 from ray_diloco.outer.merge import factors_of
+from ray_diloco.outer.recipe import AVERAGE
 from ray_diloco.outer.sources import Decoded
-from ray_diloco.outer.step import AVERAGE, Arrays, NotFinite, OuterStep, Span
+from ray_diloco.outer.step import Arrays, NotFinite, OuterStep, Span
 from ray_diloco.rounds.faults import AFTER_COMMIT, BEFORE_COMMIT, DROP_LINK, EXIT, FREEZE, MID_SEND, SLOW_LINK
 from ray_diloco.rounds.ports import SHARED, ContributionRefused, Movement, Offer, Piece, Prepared, Step, TooFew, Update
 from ray_diloco.simulate.island import part

@@ -14,7 +14,7 @@ import numpy as np
 
 from ray_diloco.outer.layout import Range, Ranges, normalise, total
 from ray_diloco.outer.momentum import HeavyBall, Nesterov, Sgd
-from ray_diloco.outer.step import Recipe
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.rounds.ports import SHARED, Movement, Snapshot, Step
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules

@@ -15,7 +15,7 @@ from ray_diloco.blocks import Cut, adopt_of, anchor_names, channels_of, cuts_of,
 from ray_diloco.config.schema import Config, island_names
 from ray_diloco.outer.adopt import Adopt
 from ray_diloco.outer.layout import Layout
-from ray_diloco.outer.step import Recipe
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.rounds.position import Position
 from ray_diloco.rounds.rules import Rules
 from ray_diloco.rules import Supply, rules_of

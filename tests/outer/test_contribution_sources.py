@@ -18,12 +18,12 @@ from ray_diloco.outer.layout import Range, intersect, layout_of, shard_ranges
 from ray_diloco.outer.low_rank import LowRank
 from ray_diloco.outer.optimizer import EmaNesterov, HeavyBall, Nesterov, Sgd
 from ray_diloco.outer.payload import Meta, Writer, open_payload
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.relay import Relay
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
 from ray_diloco.outer.sources import Decoded, Message, picked, source_of, transform_of
 from ray_diloco.outer.stale import DirectionSettings
-from ray_diloco.outer.step import Recipe
 
 LAYOUT = layout_of([("w", (4, 6)), ("b", (5,)), ("v", (3, 7)), ("s", ())])
 WHOLE, N = LAYOUT.whole, LAYOUT.numel

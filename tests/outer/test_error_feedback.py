@@ -13,8 +13,8 @@ from ray_diloco.outer.error_feedback import Feedback
 from ray_diloco.outer.layout import Range, intersect, layout_of, total
 from ray_diloco.outer.optimizer import Sgd
 from ray_diloco.outer.payload import Meta
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shaped import codec_by_name
-from ray_diloco.outer.step import Recipe
 
 
 def run(rank_parts, codec, fates, fragments, shard_count, whole, layout=LAYOUT, seed=0, scale=1.0):

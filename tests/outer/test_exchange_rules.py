@@ -17,9 +17,9 @@ from ray_diloco.outer.layout import Range, intersect, layout_of, shard_ranges
 from ray_diloco.outer.optimizer import EmaNesterov, Nesterov, Sgd
 from ray_diloco.outer.payload import Meta, Writer
 from ray_diloco.outer.random_fragments import Draw
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.selection import Selection
 from ray_diloco.outer.shard import AnchorShard, Contribution
-from ray_diloco.outer.step import Recipe
 
 LAYOUT = layout_of([("w", (4, 6)), ("b", (5,)), ("v", (3, 7)), ("s", ())])
 WHOLE, N = LAYOUT.whole, LAYOUT.numel

@@ -10,8 +10,8 @@ from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.layout import Range
 from ray_diloco.outer.optimizer import HeavyBall, Sgd
 from ray_diloco.outer.payload import open_payload
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import AnchorShard
-from ray_diloco.outer.step import Recipe
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

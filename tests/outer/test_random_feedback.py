@@ -15,8 +15,8 @@ from ray_diloco.outer.layout import Range, intersect, shard_ranges
 from ray_diloco.outer.optimizer import Sgd
 from ray_diloco.outer.payload import Meta
 from ray_diloco.outer.random_fragments import Draw
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import AnchorShard, Contribution
-from ray_diloco.outer.step import Recipe
 
 HALF = Draw("bernoulli", 0.5, 7)
 DRAWS = [HALF, Draw("partitioned", 0.25, 3), Draw("bernoulli", 1.0, 1)]

@@ -11,8 +11,8 @@ from ray_diloco.outer.codec import Fp32
 from ray_diloco.outer.optimizer import HeavyBall, Sgd
 from ray_diloco.outer.payload import Meta, Writer, open_payload
 from ray_diloco.outer.random_fragments import Draw
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import AnchorShard, BadContribution
-from ray_diloco.outer.step import Recipe
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

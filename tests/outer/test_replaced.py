@@ -10,9 +10,9 @@ from ray_diloco.outer.codec import Bf16
 from ray_diloco.outer.layout import intersect, shard_ranges
 from ray_diloco.outer.optimizer import Sgd
 from ray_diloco.outer.payload import open_payload
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.replaced import kinds_of
 from ray_diloco.outer.shard import AnchorShard
-from ray_diloco.outer.step import Recipe
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

@@ -12,9 +12,9 @@ from ray_diloco.outer.layout import layout_of
 from ray_diloco.outer.merge import MergeSettings
 from ray_diloco.outer.optimizer import AdamW, EmaNesterov, HeavyBall, Sgd
 from ray_diloco.outer.payload import open_payload
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import AnchorShard
 from ray_diloco.outer.stale import DirectionSettings
-from ray_diloco.outer.step import Recipe
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

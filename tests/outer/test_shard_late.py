@@ -12,8 +12,8 @@ from ray_diloco.config.compose import compose
 from ray_diloco.errors import TooOld
 from ray_diloco.outer.layout import Range
 from ray_diloco.outer.optimizer import DelayedNesterov, Sgd
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import BadContribution, Contribution
-from ray_diloco.outer.step import Recipe
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

@@ -20,9 +20,9 @@ from ray_diloco.outer.merge import MERGES, MergeSettings, factors_of, merge_rule
 from ray_diloco.outer.optimizer import EmaNesterov, HeavyBall, Nesterov, Sgd, Sign
 from ray_diloco.outer.payload import Meta
 from ray_diloco.outer.rate import OuterRate
+from ray_diloco.outer.recipe import Recipe
 from ray_diloco.outer.shard import AnchorShard, BadContribution, Contribution
 from ray_diloco.outer.stale import DirectionSettings
-from ray_diloco.outer.step import Recipe
 
 CHUNKS = (1, 3, 4, 8, 100)
 

@@ -19,8 +19,9 @@ from ray_diloco.blocks import (
     recipe_of,
 )
 from ray_diloco.outer.merge import factors_of
+from ray_diloco.outer.recipe import AVERAGE
 from ray_diloco.outer.sources import Decoded
-from ray_diloco.outer.step import AVERAGE, Arrays, NotFinite, OuterStep, Span
+from ray_diloco.outer.step import Arrays, NotFinite, OuterStep, Span
 from ray_diloco.rounds.ports import (
     SHARED,
     ContributionRefused,
