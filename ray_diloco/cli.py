@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -127,11 +128,23 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: arguments without the program's name; default: those of the process.
 
     Returns:
-      The exit code.
+      The exit code.  Where this is the whole process, SIGTERM interrupts like SIGINT from the first moment on, and
+      neither changes an outcome that stands.
     """
+    if argv is not None:
+        return _run(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
         _import_from_current_folder()
-        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        arguments = _parse(list(argv))
         handler: Callable[[argparse.Namespace], int] = arguments.handler
         code = handler(arguments)
         sys.stdout.flush()

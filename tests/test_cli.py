@@ -1,3 +1,4 @@
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -197,3 +198,23 @@ def test_version_names_this_package_and_what_it_stands_on(capsys: pytest.Capture
     assert main(["version"]) == 0
     packages = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert packages == ["ray_diloco", "ray", "deepspeed", "torch", "transformers"]
+
+
+def run_command(patch: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own, with a line of Python before it."""
+    code = f"import os, signal, sys, time\nfrom ray_diloco import cli\n{patch}\nsys.exit(cli.main())"
+    arguments = [sys.executable, "-c", code, "train", "--print-config"]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+def test_sigterm_after_the_outcome_changes_nothing() -> None:
+    ended = run_command(f"import atexit; atexit.register(lambda: {TERMINATE})")
+    assert ended.returncode == 0
+
+
+def test_sigterm_before_anything_has_begun_interrupts() -> None:
+    ended = run_command(f"cli._train = lambda arguments: {TERMINATE} or time.sleep(30)")
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")

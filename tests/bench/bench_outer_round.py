@@ -24,7 +24,7 @@ import ray
 import torch
 from torchft_peer import INSTALLED, TorchftPeer, lighthouse
 
-from ray_diloco.blocks import channels_of
+from ray_diloco.blocks import channels_of, shard_count
 from ray_diloco.cluster.anchor import RayAnchor
 from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.calls import actor
@@ -41,6 +41,8 @@ from ray_diloco.outer.layout import Layout, layout_of
 from ray_diloco.rounds.ports import SHARED, Movement, Offer, Step
 
 STEP = 1e-3
+# How long training lasts at least: the call to emit, which a run makes with the one to train, waits behind it then.
+TRAINING_S = 0.02
 
 
 def model_layout(millions: float) -> Layout:
@@ -91,6 +93,9 @@ class BenchRank(Rank):
     def move(self) -> tuple[float, float]:
         """The parameters, of which all are equal, and the time when they are there."""
         self._inner.theta.sub_(STEP)
+        busy_until = time.perf_counter() + TRAINING_S
+        while time.perf_counter() < busy_until:
+            pass
         return float(self._inner.theta[0]), time.perf_counter()
 
     def adopt(self, *arguments: Any) -> None:
@@ -223,7 +228,7 @@ def main() -> None:
     parser.add_argument("--islands", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codec", default="fp32")
-    parser.add_argument("--shards", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=0, help="as many as a run has, if 0")
     arguments = parser.parse_args()
     os.environ |= LOCAL_RAY | {"OMP_NUM_THREADS": "1"}
     ray.init(
@@ -240,13 +245,14 @@ def main() -> None:
             server, address = lighthouse(islands)
             peers["torchft"] = [TorchftActor.remote(layout.numel, k, islands, STEP) for k in range(islands)]
             ray.get([peer.join.remote(address) for peer in peers["torchft"]])
-        shards, others = arguments.shards or islands, list(peers.values())
+        shards, others = shard_count((SHARED,), arguments.shards, islands, layout.numel), list(peers.values())
         mine, *theirs = asyncio.run(ours(layout, islands, arguments.codec, arguments.rounds, others, shards))
         for peer in (peer for group in others for peer in group):
             ray.kill(peer)
         if INSTALLED:
             server.shutdown()
-        print(f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {arguments.codec}: ours {spread(mine)}")
+        what = f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {shards} shards, {arguments.codec}"
+        print(f"{what}: ours {spread(mine)}")
         for name, seconds in zip(peers, theirs, strict=True):
             ratio = statistics.median(mine) / statistics.median(seconds)
             print(f"  {name} {spread(seconds)}: ratio {ratio:.2f}", flush=True)
