@@ -117,6 +117,7 @@ class Shard:
 
         from ray_diloco.blocks import codec_of, draw_of, recipe_of
         from ray_diloco.outer.shard import AnchorShard
+        from ray_diloco.outer.step import compile_for
 
         torch.set_num_threads(1)
         self._misfortune = Misfortune(settings.faults)
@@ -137,6 +138,9 @@ class Shard:
                     draw_of(channel),
                     first=cut.first,
                 )
+        # While the islands train their first segment.
+        for cut in settings.cuts:
+            self._writer.submit(compile_for, recipe_of(cut.channel))
 
     def found(self, *payloads: np.ndarray) -> None:
         """Sets version 0 of every anchor."""

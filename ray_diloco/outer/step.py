@@ -328,6 +328,14 @@ class OuterStep:
         return squared_norm(torch.sub(moved, anchor, out=delta)), anchor_norm
 
 
+def compile_for(recipe: Recipe) -> None:
+    """Compiles what steps of a recipe need; the first of them would else do it, for a second once on a machine."""
+    if recipe.rule.combine is mean and type(recipe.optimizer) is Nesterov:
+        from ray_diloco.outer.step_kernels import same_bits
+
+        same_bits()
+
+
 def _screen(received: Sequence[torch.Tensor]) -> None:
     """Raises NotFinite if one of the contributions to a chunk is not finite, or too large for fp32 to square."""
     if not all(math.isfinite(squared_norm(values)) for values in received):
