@@ -97,7 +97,7 @@ class Mover:
     ) -> OuterStep:
         """The step that `move` makes, not yet made."""
         recipe, live, spare = self._recipe, part.live, part.spare
-        rooms = self.rooms(len(offers) + len(around) + 1)
+        rooms = self.rooms(len(offers) + len(around) + 2)
         bases = [self._base_of(part, offer) for offer in offers]
         if self._drawn is not None:
             return self._drawn.step(part, offers, weights, bases, around, own, lr, rooms)

@@ -88,7 +88,7 @@ class OuterStep:
       spans: the tensors of the fragment.
       delta: fp32 [numel], merged before.
       lr: learning rate; None: the optimiser's own.
-      rooms: scratch memory for each source and neighbour, and one more.
+      rooms: scratch memory for each source and neighbour, and two more.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class OuterStep:
         self._unweighted = rule.scope == "element" and not rule.reads_weights
         self._combine = recipe.rule.bind(recipe.settings)
         self._names = recipe.state_names
-        count = len(sources) + len(neighbours) + 1
-        *self._scratch, (self._buffer, self._ahead) = rooms[:count] or [room() for _ in range(count)]
+        count = len(sources) + len(neighbours) + 2
+        *self._scratch, (self._buffer, self._ahead), (self._sum, _) = rooms[:count] or [room() for _ in range(count)]
         self._fused = self._pass_of(recipe.optimizer)
         # Per tensor: (factor of the contribution, of the momentum) of each contribution; factors of the merge.
         self._turns: dict[str, list[tuple[float, float]]] = {}
@@ -285,8 +285,8 @@ class OuterStep:
         delta, moved = self._buffer[: stop - start], self._ahead[: stop - start]
         so_far, scale = received[0], self._factors[0]
         if len(received) > 2:
-            mean(received[:-1], self._factors[:-1], delta)
-            so_far, scale = delta, 1.0
+            so_far, scale = self._sum[: stop - start], 1.0
+            mean(received[:-1], self._factors[:-1], so_far)
         (u,), (u_out,), after = arrays.state, arrays.state_out, arrays.anchor_out[start:stop]
         rate = -(optimizer.lr if self._lr is None else self._lr)
         fused(

@@ -160,7 +160,7 @@ class SimAnchor:
                 neighbours=[Decoded(torch.from_numpy(one.anchor)) for one in near],
                 own=movement.neighbours.index(movement.anchor) if near else 0,
                 spans=self._spans[step.fragment],
-                rooms=[self._room] * (len(sources) + len(near) + 1),
+                rooms=[self._room] * (len(sources) + len(near) + 2),
             )
 
         try:
