@@ -139,8 +139,8 @@ class Shard:
                     first=cut.first,
                 )
         # While the islands train their first segment.
-        for cut in settings.cuts:
-            self._writer.submit(compile_for, recipe_of(cut.channel))
+        for kept in self._kept.values():
+            self._writer.submit(compile_for, kept.recipe, max(side.anchor.numel() for side in kept.live_sides()))
 
     def found(self, *payloads: np.ndarray) -> None:
         """Sets version 0 of every anchor."""

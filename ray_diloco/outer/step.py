@@ -35,6 +35,8 @@ from ray_diloco.outer.stale import DirectionSettings, direction_factors
 
 # A sum of factors closer to one than this is one: they are rounded to fp32.
 UNNORMALISED = 1e-6
+# Elements of a fragment here from which on one pass pays: numba takes 0.1 GB and half a second of every shard.
+AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,9 @@ class OuterStep:
         others = (recipe.direction, recipe.recode, recipe.consensus, recipe.average.kind != "none", recipe.lookahead)
         late = any(base is not None for base in self._bases)
         plain = self._combine is mean and not (any(others) or late or recipe.rule.needs_individuals)
+        anchor = self._arrays.anchor
         # Tests run the loop in float64.
-        fits = self._arrays.anchor.dtype == torch.float32 and len(self._sources) > 1
+        fits = anchor.numel() >= AT_ONCE and anchor.dtype == torch.float32 and len(self._sources) > 1
         if not (plain and fits) or type(optimizer) is not Nesterov:
             return None
         from ray_diloco.outer.step_kernels import same_bits
@@ -328,9 +331,9 @@ class OuterStep:
         return squared_norm(torch.sub(moved, anchor, out=delta)), anchor_norm
 
 
-def compile_for(recipe: Recipe) -> None:
-    """Compiles what steps of a recipe need; the first of them would else do it, for a second once on a machine."""
-    if recipe.rule.combine is mean and type(recipe.optimizer) is Nesterov:
+def compile_for(recipe: Recipe, numel: int) -> None:
+    """Compiles what steps of `numel` elements need; else the first of them would, for a second on a new machine."""
+    if numel >= AT_ONCE and recipe.rule.combine is mean and type(recipe.optimizer) is Nesterov:
         from ray_diloco.outer.step_kernels import same_bits
 
         same_bits()

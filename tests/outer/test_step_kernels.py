@@ -1,5 +1,9 @@
 """The step in one pass: bits of torch's own operations, whatever the numbers, and used where it says so."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outer_world import LAYOUT, chunk_size, founded, offer
 
-from ray_diloco.outer import step_kernels
+from ray_diloco.outer import step, step_kernels
 from ray_diloco.outer.average import OuterAverage
 from ray_diloco.outer.optimizer import HeavyBall, Nesterov
 from ray_diloco.outer.recipe import Recipe
@@ -32,6 +36,7 @@ def test_the_bits_are_those_of_torch(numel, seed, exponent, momentum, rate):
 def passes(monkeypatch):
     """Counts the chunks that went through the kernel."""
     assert step_kernels.same_bits()
+    monkeypatch.setattr(step, "AT_ONCE", 1)
     seen = []
     kernel = step_kernels.fused
     monkeypatch.setattr(step_kernels, "fused", lambda *tensors: (seen.append(1), kernel(*tensors)))
@@ -76,6 +81,17 @@ def test_what_the_kernel_does_not_do_goes_another_way(recipe, count, passes):
     shard = founded(LAYOUT, recipe, np.zeros(LAYOUT.numel))
     shard.prepare("r", 0, [offer(f"i{j}", np.ones(LAYOUT.numel), 1.0, 0) for j in range(count)])
     assert not passes
+
+
+def test_small_fragments_do_without_numba():
+    code = (
+        "import sys, numpy as np; from outer_world import LAYOUT, founded, offer\n"
+        "from ray_diloco.outer.optimizer import Nesterov; from ray_diloco.outer.recipe import Recipe\n"
+        "shard = founded(LAYOUT, Recipe(Nesterov(0.7, 0.9)), np.zeros(LAYOUT.numel))\n"
+        "shard.prepare('r', 0, [offer(f'i{j}', np.ones(LAYOUT.numel), 1.0, 0) for j in range(2)])\n"
+        "assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=60)
 
 
 def test_where_the_bits_differ_torch_does_the_work(monkeypatch, passes):
