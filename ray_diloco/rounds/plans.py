@@ -300,13 +300,14 @@ class Plans(Planner):
     def _may_plan(self, member: Member, index: int) -> bool:
         if member.sailing and index in self._planned:
             return False
-        if not member.sailing and (self.under_way or self._being_concluded(index)):
+        if not member.sailing and (self.under_way or self._offering(index)):
             return False
         return self._enough()
 
-    def _being_concluded(self, index: int) -> bool:
-        """Whether somebody has offered to a round at the end of a segment or a later one; nobody may do so twice."""
-        return any(self._course.emission(due) >= index and self._is_open(due) for due, *_ in self._position.claims)
+    def _offering(self, index: int) -> set[str]:
+        """Slots that have offered to a round at the end of a segment or a later one; none may do so twice."""
+        claims = self._position.claims
+        return {name for due, name, _ in claims if self._course.emission(due) >= index and self._is_open(due)}
 
     def _is_open(self, due: Due) -> bool:
         """Whether a round is not concluded; one that is may still have claims, of what is carried on from it."""
@@ -314,7 +315,8 @@ class Plans(Planner):
 
     def _plan(self, index: int) -> None:
         start, until = self._course.begin(index), self._course.boundary(index).step
-        crew = self._admitted(self.present())
+        offering = self._offering(index)
+        crew = self._admitted([m for m in self.present() if m.sailing or m.name not in offering])
         if not any(m.sailing for m in crew):
             # Those for whom more had been planned are lost.
             self._position.release([work.lease for plan in self._planned.values() for work in plan.values()])

@@ -86,6 +86,29 @@ def test_nobody_trains_towards_a_round_again_that_a_lost_island_has_offered_to()
     assert again is not None and again.work.segment == 4
 
 
+def test_nobody_who_joins_trains_towards_a_round_that_its_slot_has_offered_to() -> None:
+    # Seed 11413: an island was drained when it had offered to the second fragment.  The other one had its segments
+    # still before it; the successor was given one of them too and offered again, in the place of the first offer,
+    # whose blocks were neither credited nor issued again.
+    plans, members, position = planner(Plans, "streaming")
+    for segment in (1, 2):
+        assignment = plans.take(members["i0"], Halt())
+        assert assignment is not None and assignment.work.segment == segment
+    assert plans.take(members["i1"], Halt()) is not None
+    position.claims[Due(1, 1), "i1", 0] = Claim((), 2, 2)
+    members["i1"] = Member("i1", 1, State.READY)
+
+    last = plans.take(members["i0"], Halt())
+    assert last is not None and last.work.segment == 3
+    assert plans.take(members["i1"], Halt()) is None
+    del position.claims[Due(1, 1), "i1", 0]
+    plans.concluded(Due(0, 1))
+    plans.concluded(Due(1, 1))
+    for member in members.values():
+        again = plans.take(member, Halt())
+        assert again is not None and again.work.segment == 4
+
+
 @pytest.mark.parametrize("repair_s", [1.0, 3.0, 4.5])
 @pytest.mark.parametrize("islands", [2, 3, 4])
 def test_two_rounds_of_a_fragment_that_close_in_one_moment_are_concluded_in_their_order(
