@@ -2,9 +2,9 @@
 
 Ours is the product's own path (rank actors, anchor shards, object store) without inner training; the peer is the same
 in torch: gloo all-reduce of `B − θ` among as many processes, then torch.optim.SGD(nesterov) in each; where torchft is
-installed, its DiLoCo is the third.  A round lasts from when the last island has trained until the last one has its new
-parameters, by their own clocks, which on one machine are one.  All run in one process tree, interleaved, one thread per
-process; medians of `--rounds`.
+installed, its DiLoCo is the third.  `--bare` adds the least that a round takes in Ray (`bare_peer.py`).  A round lasts
+from when the last island has trained until the last one has its new parameters, by their own clocks, which on one
+machine are one.  All run in one process tree, interleaved, one thread per process; medians of `--rounds`.
 
     python tests/bench/bench_outer_round.py --parameters 100 --islands 2 4
 """
@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from bare_peer import BarePeer
 from torchft_peer import INSTALLED, TorchftPeer, lighthouse
 
 from ray_diloco.blocks import channels_of, shard_count
@@ -162,7 +163,13 @@ def private_bytes() -> int:
 
 
 async def ours(
-    layout: Layout, islands: int, codec: str, rounds: int, others: list[list], shards: int
+    layout: Layout,
+    islands: int,
+    codec: str,
+    rounds: int,
+    others: list[list],
+    shards: int,
+    bare: BarePeer | None = None,
 ) -> list[list[float]]:
     """Interleaved rounds of ours and the peers; seconds of each."""
     names = [f"i{k}" for k in range(islands)]
@@ -179,7 +186,7 @@ async def ours(
     await anchor.found(await fleet[0].found())
     first = await anchor.current(names[0])
     await asyncio.gather(*(island.join(first) for island in fleet))
-    taken: list[list[float]] = [[] for _ in (ours, *others)]
+    taken: list[list[float]] = [[] for _ in (ours, *others, *([bare] if bare else []))]
     for k in range(rounds + 1):
         moved = [rank.move.remote() for rank in ranks]
         for island in fleet:
@@ -203,7 +210,11 @@ async def ours(
         for keeper in anchor._keepers:
             # As a durable commit of each round does, the default; or the store holds all contributions ever made.
             keeper._told.clear()
-        for seconds, peers in zip(taken[1:], others, strict=True):
+        if bare is not None:
+            values, took = await bare.round()
+            assert len(set(values)) == 1
+            taken[-1].append(took)
+        for seconds, peers in zip(taken[1:], others, strict=False):
             values, begins, ends = zip(*ray.get([peer.round.remote() for peer in peers]), strict=True)
             seconds.append(max(ends) - max(begins))
             assert len(set(values)) == 1
@@ -229,6 +240,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--shards", type=int, default=0, help="as many as a run has, if 0")
+    parser.add_argument("--bare", action="store_true", help="beside the least that a round takes in Ray")
     arguments = parser.parse_args()
     os.environ |= LOCAL_RAY | {"OMP_NUM_THREADS": "1"}
     ray.init(
@@ -246,14 +258,17 @@ def main() -> None:
             peers["torchft"] = [TorchftActor.remote(layout.numel, k, islands, STEP) for k in range(islands)]
             ray.get([peer.join.remote(address) for peer in peers["torchft"]])
         shards, others = shard_count((SHARED,), arguments.shards, islands, layout.numel), list(peers.values())
-        mine, *theirs = asyncio.run(ours(layout, islands, arguments.codec, arguments.rounds, others, shards))
+        bare = BarePeer(layout.numel, islands, TRAINING_S, STEP) if arguments.bare else None
+        mine, *theirs = asyncio.run(ours(layout, islands, arguments.codec, arguments.rounds, others, shards, bare))
         for peer in (peer for group in others for peer in group):
             ray.kill(peer)
         if INSTALLED:
             server.shutdown()
+        if bare is not None:
+            bare.end()
         what = f"{layout.numel / 1e6:.1f} M parameters, {islands} islands, {shards} shards, {arguments.codec}"
         print(f"{what}: ours {spread(mine)}")
-        for name, seconds in zip(peers, theirs, strict=True):
+        for name, seconds in zip([*peers, *(["bare Ray"] if bare else [])], theirs, strict=True):
             ratio = statistics.median(mine) / statistics.median(seconds)
             print(f"  {name} {spread(seconds)}: ratio {ratio:.2f}", flush=True)
     ray.shutdown()
