@@ -162,8 +162,7 @@ class AnchorShard:
             raise load_error(f"no version of fragments {sorted(missing)}")
         names = self.recipe.state_names
         if state.keys() != set(names):
-            wanted = sorted(names)
-            raise load_error(f"outer state {sorted(state)} instead of {wanted}")
+            raise load_error(f"outer state {sorted(state)} instead of {sorted(names)}")
         for name, place in self._tensors.items():
             place.scatter(anchor.get(name), live_anchor)
             for k, state_name in enumerate(names):
