@@ -37,6 +37,7 @@ from ray_diloco.cluster.misfortune import NO_FAULTS
 from ray_diloco.cluster.rank import THREADS, Rank
 from ray_diloco.config.compose import compose
 from ray_diloco.config.schema import DeadlinesConfig
+from ray_diloco.inner.environment import rank_environment
 from ray_diloco.outer.exchange import Slice
 from ray_diloco.outer.layout import Layout, layout_of
 from ray_diloco.rounds.ports import SHARED, Movement, Offer, Step
@@ -147,9 +148,11 @@ class GlooPeer:
         return float(self.theta[0]), began, time.perf_counter()
 
 
-BenchActor = actor(BenchRank, num_cpus=0, concurrency_groups=THREADS)
-GlooActor = actor(GlooPeer, num_cpus=0)
-TorchftActor = actor(TorchftPeer, num_cpus=0)
+# Ours and the peers have what a rank of a run has: one thread, large buffers in huge pages.
+AS_A_RANK = {"num_cpus": 0, "runtime_env": {"env_vars": rank_environment(0, 1)}}
+BenchActor = actor(BenchRank, concurrency_groups=THREADS, **AS_A_RANK)
+GlooActor = actor(GlooPeer, **AS_A_RANK)
+TorchftActor = actor(TorchftPeer, **AS_A_RANK)
 
 
 async def _nothing(island: str) -> None:
