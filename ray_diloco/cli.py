@@ -129,16 +129,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code.  Where this is the whole process, SIGTERM interrupts like SIGINT from the first moment on, and
-      neither changes an outcome that stands.
+      once the outcome stands either ends the process at once with its code, whatever the interpreter still waits for.
     """
     if argv is not None:
         return _run(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _run(sys.argv[1:])
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    code = _run(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(code))
+    return code
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -267,14 +267,10 @@ class OuterStep:
 
     def _pass_of(self, optimizer: OuterOptimizer) -> Nesterov | None:
         """The optimiser, if merging and moving are what one pass can do at once, with the same bits."""
-        recipe = self._recipe
-        others = (recipe.direction, recipe.recode, recipe.consensus, recipe.average.kind != "none", recipe.lookahead)
-        late = any(base is not None for base in self._bases)
-        plain = self._combine is mean and not (any(others) or late or recipe.rule.needs_individuals)
-        anchor = self._arrays.anchor
+        anchor, late = self._arrays.anchor, any(base is not None for base in self._bases)
         # Tests run the loop in float64.
-        fits = anchor.numel() >= AT_ONCE and anchor.dtype == torch.float32 and len(self._sources) > 1
-        if not (plain and fits) or type(optimizer) is not Nesterov:
+        fits = anchor.dtype == torch.float32 and len(self._sources) > 1 and not late
+        if not (fits and _goes_at_once(self._recipe, anchor.numel())) or type(optimizer) is not Nesterov:
             return None
         from ray_diloco.outer.step_kernels import same_bits
 
@@ -333,10 +329,17 @@ class OuterStep:
 
 def compile_for(recipe: Recipe, numel: int) -> None:
     """Compiles what steps of `numel` elements need; else the first of them would, for a second on a new machine."""
-    if numel >= AT_ONCE and recipe.rule.combine is mean and type(recipe.optimizer) is Nesterov:
+    if _goes_at_once(recipe, numel):
         from ray_diloco.outer.step_kernels import same_bits
 
         same_bits()
+
+
+def _goes_at_once(recipe: Recipe, numel: int) -> bool:
+    """Whether steps of a recipe are what `step_kernels` does, and large enough for it to pay."""
+    others = (recipe.direction, recipe.recode, recipe.consensus, recipe.average.kind != "none", recipe.lookahead)
+    plain = recipe.rule.combine is mean and not (any(others) or recipe.rule.needs_individuals)
+    return numel >= AT_ONCE and plain and type(recipe.optimizer) is Nesterov
 
 
 def _screen(received: Sequence[torch.Tensor]) -> None:

@@ -1,9 +1,9 @@
 """Kernel of the commonest outer step: the last of the contributions to a mean is added, then Nesterov moves the anchor.
 
 One pass in place of seven, with the bits of the torch operations that it stands for: where torch adds a multiple of a
-tensor it rounds once, and so does `fma`.  A processor for which torch was built without that gives other bits, so
-`same_bits` compares before the kernel is used.  Imported only by who merges, since numba takes a third of a second.
-Measured: docs/benchmarks.md, "One outer round".
+tensor it rounds once, and so does `fma`.  Where torch rounds otherwise the bits would differ, so `same_bits` compares
+before the kernel is used.  Imported only by who merges much, since numba takes a third of a second.
+Measured: docs/benchmarks.md, "An anchor shard alone".
 """
 
 # numba infers the types.
