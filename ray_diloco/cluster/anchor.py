@@ -47,6 +47,8 @@ from ray_diloco.rounds.ports import (
 
 # Number of the error that a merge rule has fewer contributions than it needs.
 TOO_FEW = 431
+# Turns of the loop by which islands that wait for a round have asked their ranks to adopt it.
+TURNS_OF_ISLANDS = 3
 
 
 class RayAnchor:
@@ -201,11 +203,16 @@ class RayAnchor:
             raise ContributionRefused(island, "its payload was lost with its node") from failed
 
     async def commit(self, key: str) -> None:
-        """Swaps on all shards."""
+        """Swaps on all shards; who is told now what to adopt is told first, unless it asks the shards for more."""
         fragment = fragment_of(key)
         if self._pulls:
             self._newest[fragment] = self._prepared.pop(key)
-        await self._shards.tell(f"committing round {key}", [k.commit(key, fragment) for k in self._keepers])
+        for keeper in self._keepers:
+            keeper.commit(key, fragment)
+        for _ in range(TURNS_OF_ISLANDS):
+            await asyncio.sleep(0)
+        sent = [answer for keeper in self._keepers for answer in keeper.committed(key)]
+        await self._shards.tell(f"committing round {key}", sent)
         self.driver.pass_(round_of(key), AFTER_COMMIT)
 
     async def abort(self, key: str) -> None:

@@ -72,17 +72,27 @@ class Keeper:
     """One anchor shard: the anchors that it keeps, which part of a contribution is for it, and what it was told.
 
     Attributes:
-      handle: the actor.
       frozen: it was silent though its process lived.
     """
 
     def __init__(self, handle: Any, settings: ShardSettings, node_id: str | None) -> None:
-        self.handle = handle
+        self._handle = handle
         self.anchors, self.part, self.index = settings.anchors, settings.part, settings.index
         self.node_id, self.frozen = node_id, False
         self._settings = settings
         self._beginning: _Told | None = None
         self._told: list[_Told | _Saved] = []
+        # Commits that are to be sent before any other call, with their answers; and those that were.
+        self._held: list[tuple[str, int]] = []
+        self._committing: dict[str, Any] = {}
+
+    @property
+    def handle(self) -> Any:
+        """The actor; what was held back has gone to it."""
+        held, self._held = self._held, []
+        for key, fragment in held:
+            self._committing[key] = self._handle.commit.remote(key, fragment)
+        return self._handle
 
     @property
     def kept_bytes(self) -> int:
@@ -110,10 +120,15 @@ class Keeper:
             self._told.append(told)
         return self.handle.prepare.remote(work, *payloads)
 
-    def commit(self, key: str, fragment: int) -> Any:
-        """Makes a preparation the committed state."""
+    def commit(self, key: str, fragment: int) -> None:
+        """Makes a preparation the committed state, before anything else is asked of the shard; `committed` sends it."""
         self._told.append(_Told("commit", (key, fragment), key))
-        return self.handle.commit.remote(key, fragment)
+        self._held.append((key, fragment))
+
+    def committed(self, key: str) -> list[Any]:
+        """The answer to a commit; nothing where a successor has been told of it with all the rest."""
+        _ = self.handle
+        return [self._committing.pop(key)] if key in self._committing else []
 
     def abort(self, key: str) -> Any:
         """Forgets a preparation."""
@@ -145,7 +160,8 @@ class Keeper:
         Returns:
           The calls that have to succeed.  What was prepared and not committed will be asked for once more.
         """
-        self.handle, self.frozen = handle, False
+        self._handle, self.frozen = handle, False
+        self._held, self._committing = [], {}
         self._settings = replace(self._settings, faults=NO_FAULTS)
         refs = [self.build()]
         committed = {told.key for told in self._told if isinstance(told, _Told) and told.method == "commit"}

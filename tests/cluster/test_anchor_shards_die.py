@@ -150,6 +150,32 @@ def test_a_shard_that_is_silent_is_ended_and_replaced(straight, tmp_path):
     assert [e["how"] for e in world.tape.events if e["event"] == "anchor_shard_lost"] == ["frozen"]
 
 
+@pytest.mark.parametrize("dead", [None, 0, 1])
+def test_a_commit_goes_to_shards_after_what_islands_were_told_but_before_anything_they_ask(dead, tmp_path):
+    world, seen = World(CHANNELS), {}
+
+    async def asks_at_once():
+        anchor = world.anchor
+        await anchor.start(LAYOUT, ["n0", "n1"], None, Storage(str(tmp_path)))
+        await anchor.found(pieces(Meta("parameters"), 0))
+        prepared = await anchor.prepare(step_of(1))
+        swap = asyncio.ensure_future(anchor.commit(prepared.key))
+        await asyncio.sleep(0)
+        seen["before"] = [handle.calls.count("commit") for handle in world.handles]
+        if dead is not None:
+            world.handles[dead].dead = True
+        current = await anchor.current("i0")
+        seen["versions"] = [update.version for update in current]
+        seen["sent"] = [p.handle.value.tobytes() for update in current for p in update.pieces]
+        seen["prepared"] = [p.handle.value.tobytes() for p in prepared.updates[SHARED].pieces]
+        await swap
+
+    asyncio.run(asks_at_once())
+    assert seen["before"] == [0, 0] and seen["versions"] == [1] and seen["sent"] == seen["prepared"]
+    assert all(keeper.handle.calls.count("commit") == 1 for keeper in world.anchor._keepers)
+    assert world.tape.kinds().count("anchor_shard_replaced") == (dead is not None)
+
+
 def test_a_failure_of_a_living_shard_is_no_death(tmp_path):
     world = World(CHANNELS)
 
