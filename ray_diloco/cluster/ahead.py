@@ -1,8 +1,8 @@
 """What is asked of an island's ranks before anybody waits for it: each answer costs the way there and back.
 
-A rank does what one caller asks of it in that order.  So an emission is asked for with the training before it, training
-with the adoption before it, and an answer that nobody needs yet is read later.  A new anchor goes to the machines of
-its islands as soon as it is there, in a call that holds up no other.
+A rank does what one caller asks of it in that order.  So training is asked for with the adoption before it, and an
+answer that nobody needs yet is read later; an emission is part of the training before it.  A new anchor goes to the
+machines of its islands as soon as it is there, in a call that holds up no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from ray_diloco.rounds.clock import now
-from ray_diloco.rounds.ports import Piece
+from ray_diloco.rounds.ports import Emission, Piece
 
 # Bytes; Ray returns an object of up to 100 kB, headers and all, in the answer to a call.
 WITHIN_A_CALL = 90_000
@@ -23,11 +23,11 @@ class Ahead:
     """Calls to the ranks of one island that are under way.
 
     Attributes:
-      emissions: what `emit` of each rank will return, by fragment and base version.
+      emissions: what was emitted with training and not yet asked for, by fragment and base version.
     """
 
     def __init__(self) -> None:
-        self.emissions: dict[tuple[int, int], list[Any]] = {}
+        self.emissions: dict[tuple[int, int], Emission] = {}
         self._what: list[str] = []
         self._calls: list[Any] = []
         self._since = 0.0

@@ -15,10 +15,10 @@ from ray_diloco.blocks import Cut, anchor_names, channels_of, faults_of
 from ray_diloco.checkpoint.rundir import RunDirectory
 from ray_diloco.cluster.anchor_settings import AnchorSettings
 from ray_diloco.cluster.fleet import IslandSpec
+from ray_diloco.cluster.job import RankJob
 from ray_diloco.cluster.journal import JournalSettings
 from ray_diloco.cluster.misfortune import Misfortunes
 from ray_diloco.cluster.placement import Bundle, Labels
-from ray_diloco.cluster.rank import RankJob
 from ray_diloco.cluster.store import StoreSettings
 from ray_diloco.cluster.whereabouts import Whereabouts
 from ray_diloco.config.schema import Config, island_data, island_names, region_of, slot_names

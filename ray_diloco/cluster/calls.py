@@ -7,13 +7,16 @@ mend (`DilocoError`) passes through as it was raised.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from ray_diloco.errors import DilocoError
+
+# Called with the number of a call when its answer has come.
+Heard = Callable[[int], None]
 
 
 class ActorFailed(Exception):
@@ -56,9 +59,21 @@ async def answer(ref: ray.ObjectRef[Any], what: str, deadline_s: float | None) -
         raise ActorFailed(f"{what} failed: {_first_line(error)}", error) from None
 
 
-async def answers(refs: Iterable[ray.ObjectRef[Any]], what: str, deadline_s: float | None) -> list[Any]:
+async def answers(
+    refs: Iterable[ray.ObjectRef[Any]],
+    what: str,
+    deadline_s: float | None,
+    heard: Heard | None = None,
+) -> list[Any]:
     """All values, in order; raises as soon as the first call fails, without waiting for the rest."""
-    return await first_failure(*(answer(ref, what, deadline_s) for ref in refs))
+
+    async def one(number: int, ref: ray.ObjectRef[Any]) -> Any:
+        value = await answer(ref, what, deadline_s)
+        if heard is not None:
+            heard(number)
+        return value
+
+    return await first_failure(*(one(number, ref) for number, ref in enumerate(refs)))
 
 
 async def first_failure(*coroutines: Any) -> list[Any]:

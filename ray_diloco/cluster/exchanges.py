@@ -94,14 +94,14 @@ class Exchanges:
         selection = None if draw is None else draw.of(meta.versions[fragment])
         return self._exchanges[k].emit(ranges, self._codecs[k], meta, selection)
 
-    def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], payloads: Sequence[Bytes]) -> None:
-        """Takes over anchors by the rules of their channels; collective over the island."""
+    def adopt(self, heard: Mapping[int, bool | None], payloads: Sequence[Bytes]) -> None:
+        """Takes over anchors by the rules of their channels; see `Rank.adopt`."""
         self.give_back()
         arrays = _by_fragment(payloads)
-        for fragment in fragments:
+        for fragment, merged in heard.items():
             k, ranges = self._fragments[fragment]
-            if fragment in merged:
-                self._exchanges[k].acknowledge(ranges, merged[fragment])
+            if merged is not None:
+                self._exchanges[k].acknowledge(ranges, merged)
             self._exchanges[k].adopt(arrays[fragment], ranges)
             self._follow(k, ranges)
         self._adopted()

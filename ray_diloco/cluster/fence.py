@@ -26,11 +26,7 @@ def fenced(cls: type) -> type:
         def call(self: Any, *arguments: Any, epoch: int = 0, **named: Any) -> Any:
             newest = vars(self).get("_epoch", 0)
             if epoch < newest:
-                raise ClusterError(
-                    224,
-                    f"a call of the driver of epoch {epoch} came after the driver of epoch {newest} had taken over",
-                    "this driver ends; its successor goes on",
-                )
+                raise superseded(epoch, newest)
             self._epoch = epoch
             if hasattr(self, "admitted"):
                 self.admitted()
@@ -44,6 +40,15 @@ def fenced(cls: type) -> type:
     public = {name: stamped(m) for name, m in vars(cls).items() if callable(m) and not name.startswith("_")}
     public.pop("admitted", None)
     return type(cls.__name__, (cls,), public | {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def superseded(epoch: int, newest: int) -> ClusterError:
+    """RD-224: who calls is not the newest driver any more."""
+    return ClusterError(
+        224,
+        f"a call of the driver of epoch {epoch} came after the driver of epoch {newest} had taken over",
+        "this driver ends; its successor goes on",
+    )
 
 
 class Stamped:

@@ -16,8 +16,9 @@ from ray_diloco.cluster.berths import Berths, Place, berths
 from ray_diloco.cluster.calls import ActorFailed
 from ray_diloco.cluster.fence import Stamped
 from ray_diloco.cluster.island import FleetSettings, RayIsland
+from ray_diloco.cluster.job import RankJob
 from ray_diloco.cluster.placement import Bundle, Labels, nodes
-from ray_diloco.cluster.rank import RankActor, RankJob
+from ray_diloco.cluster.rank import RankActor
 from ray_diloco.cluster.rooms import Rooms
 from ray_diloco.cluster.roster import Crew, rank_name
 from ray_diloco.errors import DilocoError

@@ -20,12 +20,12 @@ from ray_diloco.checkpoint.manifest import FileEntry, Manifest
 from ray_diloco.checkpoint.points import Mark
 from ray_diloco.cluster.ahead import Ahead, handed_over
 from ray_diloco.cluster.anchor import RayAnchor
-from ray_diloco.cluster.calls import ActorFailed, answer, answers
+from ray_diloco.cluster.calls import ActorFailed, Heard, answer, answers
 from ray_diloco.cluster.enclosure import Enclosure, Room
 from ray_diloco.cluster.fence import SUPERSEDED
 from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes
 from ray_diloco.cluster.points import Keeping, recover
-from ray_diloco.cluster.said import Description, Progress
+from ray_diloco.cluster.said import Description, EmitStats, Progress, Trained
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.traffic import Traffic
 from ray_diloco.cluster.watch import Watch
@@ -110,17 +110,25 @@ class RayIsland:
         """Trains a segment on all ranks."""
         self._round = 1 + work.start_step // self._H
         self._pass(BEFORE_INNER)
-        segment = (work.start_step, work.steps, work.lease.blocks, work.seconds, self._keeping(work), work.done)
-        calls = [rank.train.remote(*segment) for rank in self._ranks]
-        for fragment, base_version, _ in work.emits:
-            self._ahead.emissions[fragment, base_version] = self._emit(fragment, base_version)
+        emits = [(fragment, base_version) for fragment, base_version, _ in work.emits]
+        segment = (work.start_step, work.steps, work.lease.blocks, work.seconds, self._keeping(work), work.done, emits)
+        returns = 1 + len(emits) * self._shards
+        asked = [rank.train.options(num_returns=returns).remote(*segment) for rank in self._ranks]
+        calls = [one[0] for one in asked] if emits else asked
         deadline_s = self._settings.deadlines.train_s or None
         self._pass(MID_INNER)
         adopt_s = await self.settled()
         stepping = nullcontext() if self._watch is None else self._watch.stepping()
-        with stepping:
-            reports: list[Report] = await self._watched(calls, f"training segment {work.segment}", deadline_s)
-        return replace(max(reports, key=lambda r: r.seconds), adopt_s=adopt_s)
+        with stepping as ended:
+            what = f"training segment {work.segment}"
+            trained: list[Trained] = await self._watched(calls, what, deadline_s, ended)
+        for k, due in enumerate(emits):
+            payloads = slice(1 + k * self._shards, 1 + (k + 1) * self._shards)
+            sent = [(one.emitted[k], call[payloads]) for one, call in zip(trained, asked, strict=True)]
+            self._ahead.emissions[due] = _emission(sent)
+        reports = [one.report for one in trained]
+        send_s = max(report.send_s for report in reports)
+        return replace(max(reports, key=lambda r: r.seconds), adopt_s=adopt_s, send_s=send_s)
 
     async def recover(self, work: Work, anchored: bool) -> Recovery:
         """Takes up a progress point on all ranks."""
@@ -147,8 +155,9 @@ class RayIsland:
     async def emit(self, fragment: int, base_version: int, round_: int) -> Emission:
         """Encodes the pseudo-gradient on all ranks."""
         self._pass(BEFORE_SEND)
-        asked = self._ahead.emissions.pop((fragment, base_version), None)
-        emission = await self._emission(asked or self._emit(fragment, base_version), f"emitting round {round_}")
+        emission = self._ahead.emissions.pop((fragment, base_version), None)
+        if emission is None:
+            emission = await self._emission(self._emit(fragment, base_version), f"emitting round {round_}")
         self._pass(MID_SEND)
         return emission
 
@@ -159,8 +168,8 @@ class RayIsland:
 
     async def adopt(self, updates: Sequence[Update], merged: Mapping[int, bool]) -> None:
         """Sets θ and B on all ranks, by the rule of adoption."""
-        fragments = [update.fragment for update in updates]
-        calls = [rank.adopt.remote(fragments, dict(merged), *self._handed(updates)) for rank in self._ranks]
+        heard = {update.fragment: merged.get(update.fragment) for update in updates}
+        calls = [rank.adopt.remote(heard, *self._handed(updates)) for rank in self._ranks]
         # Ranks do as they are told in turn: the next call need not wait until the answer to this one has come back.
         self._ahead.begin("adopting the anchor", calls)
 
@@ -220,13 +229,13 @@ class RayIsland:
         built = await self._call(
             [rank.build.remote(host, port) for rank in self._ranks], "building the model", deadlines.launch_s
         )
-        self._watch = Watch(self.name, self._ranks, deadlines.heartbeat_s, deadlines.silence_s)
+        self._watch = Watch(self.name, self._ranks, deadlines)
         await self._connect(anchor, built)
 
     async def attach(self, anchor: RayAnchor) -> None:
         """Takes over ranks that another driver has left behind, as soon as they have done what it asked for."""
         deadlines = self._settings.deadlines
-        self._watch = Watch(self.name, self._ranks, deadlines.heartbeat_s, deadlines.silence_s)
+        self._watch = Watch(self.name, self._ranks, deadlines)
         calls = [rank.attach.remote(self.incarnation) for rank in self._ranks]
         found = await self._watched(calls, "attaching", deadlines.launch_s)
         if len({description.calls for description in found}) > 1:
@@ -267,14 +276,7 @@ class RayIsland:
 
     async def _emission(self, calls: Sequence[Sequence[Any]], what: str) -> Emission:
         stats = await self._exchanged([returned[0] for returned in calls], what)
-        pieces = tuple(
-            Piece(k, nbytes, handle)
-            for s, (_, *handles) in zip(stats, calls, strict=True)
-            for k, (nbytes, handle) in enumerate(zip(s.nbytes, handles, strict=True))
-            if nbytes
-        )
-        norm = math.sqrt(math.fsum(s.squared_norm for s in stats)) if all(s.finite for s in stats) else math.inf
-        return Emission(pieces, norm, all(s.finite for s in stats))
+        return _emission([(said, handles) for said, (_, *handles) in zip(stats, calls, strict=True)])
 
     async def _saved(self, round_: int, copying: Sequence[Any], deadline_s: float) -> Sequence[FileEntry]:
         # The wait runs in a thread of its own in the rank, where it could overtake the call that starts the write.
@@ -286,9 +288,11 @@ class RayIsland:
             for entry in entries
         ]
 
-    async def _call(self, calls: Sequence[Any], what: str, deadline_s: float | None) -> list[Any]:
+    async def _call(
+        self, calls: Sequence[Any], what: str, deadline_s: float | None, heard: Heard | None = None
+    ) -> list[Any]:
         try:
-            return await answers(calls, f"{what} on {self.name}", deadline_s)
+            return await answers(calls, f"{what} on {self.name}", deadline_s, heard)
         except ActorFailed as failed:
             how = "died" if isinstance(failed.cause, RayActorError) else "failed"
             late = self._watch if failed.cause is None else None
@@ -315,10 +319,25 @@ class RayIsland:
         await self.settled()
         return await self._watched(calls, what, self._settings.deadlines.exchange_s)
 
-    async def _watched(self, calls: Sequence[Any], what: str, deadline_s: float | None) -> list[Any]:
+    async def _watched(
+        self, calls: Sequence[Any], what: str, deadline_s: float | None, heard: Heard | None = None
+    ) -> list[Any]:
         """Waits for calls as long as their ranks live."""
-        work = asyncio.ensure_future(self._call(calls, what, deadline_s))
+        work = asyncio.ensure_future(self._call(calls, what, deadline_s, heard))
         return await work if self._watch is None else await self._watch.guarded(work)
+
+
+def _emission(sent: Sequence[tuple[EmitStats, Sequence[Any]]]) -> Emission:
+    """What the ranks of an island emitted: of each its statistics and references to its payloads, one per shard."""
+    pieces = tuple(
+        Piece(k, nbytes, handle)
+        for stats, handles in sent
+        for k, (nbytes, handle) in enumerate(zip(stats.nbytes, handles, strict=True))
+        if nbytes
+    )
+    finite = all(stats.finite for stats, _ in sent)
+    norm = math.sqrt(math.fsum(stats.squared_norm for stats, _ in sent)) if finite else math.inf
+    return Emission(pieces, norm, finite)
 
 
 async def _nothing() -> Sequence[FileEntry]:

@@ -13,26 +13,27 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
 
-from ray_diloco.blocks import Channel, Cut
+from ray_diloco.blocks import Cut
 from ray_diloco.cluster.ahead import brought
 from ray_diloco.cluster.calls import actor
-from ray_diloco.cluster.fence import fenced
+from ray_diloco.cluster.fence import fenced, superseded
 from ray_diloco.cluster.imports import add_folders
-from ray_diloco.cluster.misfortune import NO_FAULTS, Misfortune, Misfortunes, spoiled
+from ray_diloco.cluster.job import RankJob, open_blocks
+from ray_diloco.cluster.misfortune import Misfortune, spoiled
 from ray_diloco.cluster.notice import Notice
 from ray_diloco.cluster.points import Keeping, RankPoints
 from ray_diloco.cluster.runs import in_runs
-from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent
+from ray_diloco.cluster.said import Description, EmitStats, Progress, Sent, Trained
 from ray_diloco.cluster.stacks import stacks
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.cluster.traffic import Interface, own_address
-from ray_diloco.config.schema import DataConfig, TokenizerConfig
 from ray_diloco.outer.layout import Ranges, intersect, shard_ranges, total
 from ray_diloco.rounds.faults import (
     AFTER_COMMIT,
@@ -50,41 +51,11 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ray_diloco.checkpoint.manifest import FileEntry, Manifest
-    from ray_diloco.data.blocks import Blocks, Corpus
-    from ray_diloco.inner.settings import RankSettings
 
 # Threads for what is asked of a rank while it does something else.
 THREADS = {"control": 1, "writing": 1, "fetching": 2}
 # Exit code of a rank that no driver speaks to any more.
 ORPHANED = 17
-
-
-@dataclass(frozen=True)
-class RankJob:
-    """What a rank actor is started with.
-
-    Attributes:
-      settings: of rank 0; rank, host and port are filled in.
-      corpus, heldout: prepared blocks to train on and to evaluate on; `data`, `heldout_data` and `tokenizer` say how to
-        prepare them where they are missing (another machine).
-      channels: what is exchanged and how; the main one first.
-      incarnation: how often the island was started anew.
-      orphan_s: seconds without a word from any driver after which it ends itself; 0: never.
-      folders: where a user's own modules are imported from.
-      faults: what goes wrong in the island on purpose.
-    """
-
-    settings: RankSettings
-    corpus: Corpus
-    heldout: Corpus
-    data: DataConfig
-    heldout_data: DataConfig
-    tokenizer: TokenizerConfig
-    channels: tuple[Channel, ...]
-    incarnation: int = 0
-    orphan_s: float = 0.0
-    folders: tuple[str, ...] = ()
-    faults: Misfortunes = NO_FAULTS
 
 
 class Rank:
@@ -100,6 +71,7 @@ class Rank:
         self._epoch = 0
         # Step of the segment, its length, loss and tokens per second.
         self._latest: tuple[int, int, float | torch.Tensor, float] = (0, 0, math.nan, 0.0)
+        self._sending = False
         self._writer = ThreadPoolExecutor(1)
         self._writes: dict[int, Future[list[FileEntry]]] = {}
         self._misfortune, self._round = Misfortune(job.faults, job.incarnation, rank), 0
@@ -125,8 +97,8 @@ class Rank:
         from ray_diloco.inner.rank import InnerRank
 
         job = self._job
-        self._blocks = _open(job.corpus, job.data, job)
-        self._heldout = _open(job.heldout, job.heldout_data, job)
+        self._blocks = open_blocks(job.corpus, job.data, job)
+        self._heldout = open_blocks(job.heldout, job.heldout_data, job)
         settings = replace(job.settings, rank=self._rank, host=host, port=port)
         self._inner = InnerRank(settings, self._store)
         self._exchanges = Exchanges(self._inner, job.channels)
@@ -163,12 +135,42 @@ class Rank:
         seconds: float = 0.0,
         keeping: Keeping | None = None,
         taken: int = 0,
-    ) -> Report:
-        """Trains a segment; steps that overflowed and were not applied do not count.
+        emits: Sequence[tuple[int, int]] = (),
+    ) -> Trained | tuple[Trained, *tuple[np.ndarray, ...]]:
+        """Trains a segment, and emits at once what is due behind it: a call of its own would begin a while later.
 
         With `keeping` it makes progress points; `taken` steps were taken up from one.  When another driver is heard it
         ends after the step: that one goes on from a commit or a point, and nobody waits for the rest of this segment.
+
+        Args:
+          start_step, steps, lease, seconds: of the segment; see `rounds.ports.Work`.
+          keeping: where its progress points go.
+          taken: how many of its steps were taken up from one.
+          emits: fragment and base version of each emission.
+
+        Returns:
+          What came of it; behind that, if something was emitted, one payload per shard for each emission.
         """
+        driver = self._epoch
+        report = self._train(start_step, steps, lease, seconds, keeping, taken)
+        if not emits:
+            return Trained(report)
+        if self._epoch != driver:
+            raise superseded(driver, self._epoch)
+        self._beats += 1
+        self._sending, began = True, time.perf_counter()
+        try:
+            sent = [self._emit(*one) for one in emits]
+        finally:
+            self._sending = False
+        report = replace(report, send_s=time.perf_counter() - began)
+        payloads = chain.from_iterable(payloads for _, *payloads in sent)
+        return Trained(report, tuple(stats for stats, *_ in sent)), *payloads
+
+    def _train(
+        self, start_step: int, steps: int, lease: Ranges, seconds: float, keeping: Keeping | None, taken: int
+    ) -> Report:
+        """Trains; steps that overflowed and were not applied do not count."""
         from ray_diloco.inner.batches import Batches
 
         self._calls += 1
@@ -225,6 +227,9 @@ class Rank:
 
     def emit(self, fragment: int, base_version: int) -> Sent:
         """Encodes `B − θ`: statistics, then one payload per shard."""
+        return self._emit(fragment, base_version)
+
+    def _emit(self, fragment: int, base_version: int) -> Sent:
         from ray_diloco.outer.payload import Meta
 
         self._misfortune.called()
@@ -259,15 +264,20 @@ class Rank:
         payloads = [read(r, meta) if total(r) else np.empty(0, np.uint8) for r in self._whole]
         return (EmitStats(tuple(p.nbytes for p in payloads)), *payloads)
 
-    def adopt(self, fragments: Sequence[int], merged: Mapping[int, bool], *payloads: np.ndarray) -> None:
-        """Sets θ and B of fragments from all shards' payloads; collective over the island."""
+    def adopt(self, heard: Mapping[int, bool | None], *payloads: np.ndarray) -> None:
+        """Sets θ and B of fragments from all shards' payloads; collective over the island.
+
+        Args:
+          heard: the fragments, with whether the oldest emission of each was merged; None: nothing was heard of it.
+          payloads: of the anchors.
+        """
         self._misfortune.called()
         self._misfortune.pass_(self._round, AFTER_COMMIT)
         arrays: Sequence[np.ndarray] = brought(payloads)
         # Not before: a payload that has gone with its owner leaves this rank where it was.
         self._calls += 1
         self._misfortune.transfer(sum(array.nbytes for array in arrays))
-        self._exchanges.adopt(fragments, merged, arrays)
+        self._exchanges.adopt(heard, arrays)
 
     def join(self, fragments: Sequence[int], *payloads: np.ndarray) -> None:
         """Sets θ and B of fragments, whatever the rule of adoption; collective."""
@@ -349,9 +359,8 @@ class Rank:
         """Where this rank is; answers while it trains."""
         step, steps, loss, tokens_per_s = self._latest
         # Read here and not after each step: reading waits for the device, and training need not.
-        return Progress(
-            self._beats, step, steps, float(loss), tokens_per_s, self._notice.given, self._interface.counted()
-        )
+        leaving, counted = self._notice.given, self._interface.counted()
+        return Progress(self._beats, step, steps, float(loss), tokens_per_s, leaving, counted, self._sending)
 
     @ray.method(concurrency_group="control")
     def stacks(self) -> str:
@@ -371,24 +380,6 @@ class Rank:
         island = self._job.settings.island
         name = inner_filename(island, self._rank)
         return [storage.open().write_tensors(round_, name, pieces, kind="inner", island=island)]
-
-
-def _open(corpus: Corpus, data: DataConfig, job: RankJob) -> Blocks:
-    """Opens prepared blocks, preparing them first on a machine that does not have them."""
-    from ray_diloco.data.blocks import prepare
-    from ray_diloco.errors import DataError
-
-    if not os.path.isdir(corpus.folder):
-        here = prepare(data, job.tokenizer, trained_on=job.heldout_data)
-        if here.digest != corpus.digest:
-            raise DataError(
-                390,
-                f"the data of {corpus.name} on node {own_address()} differs from the driver's: "
-                f"{here.digest[:16]}… against {corpus.digest[:16]}…",
-                "give every node the same files, or put data.cache on storage that all nodes share",
-            )
-        corpus = here
-    return corpus.open()
 
 
 RankActor = actor(fenced(Rank), concurrency_groups=THREADS)

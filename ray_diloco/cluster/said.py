@@ -8,6 +8,7 @@ import numpy as np
 
 from ray_diloco.cluster.traffic import Counted
 from ray_diloco.outer.layout import Layout
+from ray_diloco.rounds.ports import Report
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Progress:
     leaving: bool = False
     # What the network interface of its machine has counted.
     counted: Counted | None = None
+    # It encodes what it sends, and makes no steps.
+    sending: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,14 @@ class EmitStats:
     nbytes: tuple[int, ...]
     squared_norm: float = 0.0
     finite: bool = True
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank says of a segment, and of what it emitted behind it."""
+
+    report: Report
+    emitted: tuple[EmitStats, ...] = ()
 
 
 # Statistics, then one payload per anchor shard.

@@ -2,8 +2,9 @@
 
 A thread of each rank answers; training cannot starve it, since Python hands the interpreter on every few milliseconds
 and kernels run without it.  What is found is one of four things: a rank `died` (its process is gone), is `frozen` (the
-process lives and no thread of it answers), is `stalled` (it answers, and makes no step while it should), or a call
-`failed`.  Each has a bound: the next beat, `heartbeat_s`, `silence_s`.
+process lives and no thread of it answers), is `stalled` (it answers, and makes no step while it should, or is not done
+with encoding what it sends), or a call `failed`.  Each has a bound: the next beat, `heartbeat_s`, `silence_s` (where it
+sends, `exchange_s`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, Literal
 
 from ray.exceptions import RayActorError
 
-from ray_diloco.cluster.calls import ActorFailed, answer
+from ray_diloco.cluster.calls import ActorFailed, Heard, answer
 from ray_diloco.cluster.said import Progress
+from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.errors import DilocoError
 from ray_diloco.rounds.clock import now
 from ray_diloco.rounds.ports import IslandLost
@@ -36,8 +38,7 @@ class Watch:
     Args:
       name: of the island.
       ranks: their actors.
-      heartbeat_s: seconds that a living rank may be silent.
-      silence_s: seconds that a training rank may need for a step.
+      deadlines: how long what may take.
 
     Attributes:
       lost: fails with `IslandLost` when a rank is lost; nothing else ends it.
@@ -47,7 +48,7 @@ class Watch:
       listener: called with what a rank says of itself.
     """
 
-    def __init__(self, name: str, ranks: Sequence[Any], heartbeat_s: float, silence_s: float) -> None:
+    def __init__(self, name: str, ranks: Sequence[Any], deadlines: DeadlinesConfig) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # An island may end before anybody asks what became of it.
         self.lost.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -55,22 +56,26 @@ class Watch:
         self.leaving = False
         self.noticed: Callable[[], None] | None = None
         self.listener: Callable[[Progress], None] | None = None
-        self._name, self._ranks = name, ranks
-        self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
-        self._stepping: float | None = None
+        self._name, self._ranks, self._deadlines = name, ranks, deadlines
+        # Since when each rank has been expected to make steps.
+        self._stepping: list[float | None] = [None] * len(ranks)
         self._beats = [0] * len(ranks)
         # When each rank was last heard, and last seen to have made a step.
         self._heard, self._stepped = [now()] * len(ranks), [now()] * len(ranks)
         self._tasks = [asyncio.create_task(self._listen(k)) for k in range(len(ranks))]
 
     @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Inside, ranks are expected to make steps."""
-        self._stepping = now()
+    def stepping(self) -> Iterator[Heard]:
+        """Inside, ranks are expected to make steps; who has made them is named to what this gives."""
+        self._stepping = [now()] * len(self._ranks)
+
+        def ended(rank: int) -> None:
+            self._stepping[rank] = None
+
         try:
-            yield
+            yield ended
         finally:
-            self._stepping = None
+            self._stepping = [None] * len(self._ranks)
 
     async def guarded(self, work: asyncio.Future[list[Any]]) -> list[Any]:
         """What calls to the ranks returned.
@@ -112,7 +117,7 @@ class Watch:
     async def _listen(self, rank: int) -> None:
         while not self.lost.done():
             began = now()
-            await self._beat(rank, self._heartbeat_s, silence=True)
+            await self._beat(rank, self._deadlines.heartbeat_s, silence=True)
             await asyncio.sleep(max(BEAT_S, min(FAR_BEAT_S, PAUSE * (now() - began))))
 
     async def _beat(self, rank: int, deadline_s: float, *, silence: bool) -> None:
@@ -134,7 +139,7 @@ class Watch:
             if not self.lost.done():
                 self.lost.set_exception(superseded)
             return
-        at, stepping = now(), self._stepping
+        at, stepping = now(), self._stepping[rank]
         self._heard[rank] = at
         if rank == 0:
             self.progress = progress
@@ -147,8 +152,9 @@ class Watch:
             self._beats[rank], self._stepped[rank] = progress.beats, at
             return
         stalled_s = at - max(stepping, self._stepped[rank])
-        if stalled_s > self._silence_s:
-            what = f"rank {rank} of {self._name} made no step for {stalled_s:.1f} s, though it answers"
+        if stalled_s > (self._deadlines.exchange_s if progress.sending else self._deadlines.silence_s):
+            did = "has been encoding what it sends" if progress.sending else "made no step"
+            what = f"rank {rank} of {self._name} {did} for {stalled_s:.1f} s, though it answers"
             self._lose("stalled", stalled_s, what, await self.stacks())
 
     def _lose(

@@ -269,7 +269,7 @@ class DeadlinesConfig:
     placement_s: float = 30.0
     # Each stage of a launch: the processes, then model, engine and data.
     launch_s: float = 300.0
-    # A segment of inner steps; 0: any time, as long as silence_s is kept.
+    # A segment of inner steps and what is emitted behind it; 0: any time, as long as silence_s is kept.
     train_s: float = 0.0
     # Emit, merge, adopt, evaluate, and each write of a commit.
     exchange_s: float = 300.0

@@ -88,7 +88,8 @@ class Report:
     """What came of a `Work`, steps that were taken up included.
 
     `loss` is in nats per token, mean over the segment; `seconds` is pure training time; `adopt_s` went by before it,
-    where the island had still to adopt what it was given last.  `trouble` is what a person should know of it.
+    where the island had still to adopt what it was given last, `send_s` behind it, where what it emits was encoded at
+    once.  `trouble` is what a person should know of it.
     """
 
     steps: int
@@ -96,6 +97,7 @@ class Report:
     loss: float
     seconds: float
     adopt_s: float = 0.0
+    send_s: float = 0.0
     trouble: str = ""
 
 

@@ -29,6 +29,7 @@ class Timing:
         """Notes what a segment of training came to."""
         self.steps, self.tokens, self.loss, self.train_s = report.steps, report.tokens, report.loss, report.seconds
         self.adopt_s += report.adopt_s
+        self.send_s += report.send_s
 
     def followed_by(self, later: Timing) -> Timing:
         """Both together; the norm is the later one's."""

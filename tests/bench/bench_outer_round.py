@@ -40,7 +40,7 @@ from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.inner.environment import rank_environment
 from ray_diloco.outer.exchange import Slice
 from ray_diloco.outer.layout import Layout, layout_of
-from ray_diloco.rounds.ports import SHARED, Movement, Offer, Step
+from ray_diloco.rounds.ports import SHARED, Lease, Movement, Offer, Report, Step, Work
 
 STEP = 1e-3
 # How long training lasts at least: the call to emit, which a run makes with the one to train, waits behind it then.
@@ -92,20 +92,25 @@ class BenchRank(Rank):
         self._inner = _Inner(layout, 0)
         self._exchanges = Exchanges(self._inner, channels)
 
-    def move(self) -> tuple[float, float]:
-        """The parameters, of which all are equal, and the time when they are there."""
+    def _train(self, *segment: Any) -> Report:
         self._inner.theta.sub_(STEP)
         busy_until = time.perf_counter() + TRAINING_S
         while time.perf_counter() < busy_until:
             pass
-        return float(self._inner.theta[0]), time.perf_counter()
+        self._trained = time.perf_counter()
+        return Report(1, 1, 0.0, TRAINING_S)
 
     def adopt(self, *arguments: Any) -> None:
         super().adopt(*arguments)
         self._adopted = time.perf_counter()
 
-    def adopted(self) -> float:
-        return self._adopted
+    def parameter(self) -> float:
+        """Of which all are equal."""
+        return float(self._inner.theta[0])
+
+    def times(self) -> tuple[float, float]:
+        """When training and the adoption ended."""
+        return self._trained, self._adopted
 
 
 class GlooPeer:
@@ -191,10 +196,8 @@ async def ours(
     await asyncio.gather(*(island.join(first) for island in fleet))
     taken: list[list[float]] = [[] for _ in (ours, *others, *([bare] if bare else []))]
     for k in range(rounds + 1):
-        moved = [rank.move.remote() for rank in ranks]
-        for island in fleet:
-            # As behind the training of a segment.
-            island._ahead.emissions[0, k] = island._emit(0, k)
+        work = Work(k, k, 1, Lease(k, "", ()), emits=((0, k, k + 1),))
+        await asyncio.gather(*(island.train(work) for island in fleet))
         emissions = await asyncio.gather(*(island.emit(0, k, k + 1) for island in fleet))
         offers = [
             (Offer(name, 0, 0, k + 1, k, 1, 1, 0.0, emission), 1 / islands)
@@ -208,8 +211,8 @@ async def ours(
         await asyncio.gather(*(island.adopt([update], {0: True}) for island in fleet))
         await asyncio.gather(*(island.settled() for island in fleet))
         await swap
-        ends = ray.get([rank.adopted.remote() for rank in ranks])
-        taken[0].append(max(ends) - max(at for _, at in ray.get(moved)))
+        begins, ends = zip(*ray.get([rank.times.remote() for rank in ranks]), strict=True)
+        taken[0].append(max(ends) - max(begins))
         for keeper in anchor._keepers:
             # As a durable commit of each round does, the default; or the store holds all contributions ever made.
             keeper._told.clear()
@@ -222,9 +225,8 @@ async def ours(
             seconds.append(max(ends) - max(begins))
             assert len(set(values)) == 1
             if codec == "fp32":
-                got = ray.get(ranks[0].move.remote())[0] + STEP
-                np.testing.assert_allclose(got, values[0], rtol=1e-5)
-                ray.get([rank.adopt.remote([0], {}, *(p.handle for p in update.pieces)) for rank in ranks])
+                theta = ray.get(ranks[0].parameter.remote())
+                np.testing.assert_allclose(theta, values[0], rtol=1e-5)
     print(f"  anchor shards and driver: {private_bytes() / layout.numel:.1f} private bytes per parameter", flush=True)
     for rank in [*ranks, *anchor._actors]:
         ray.kill(rank)

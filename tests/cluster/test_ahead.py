@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError
 
 from ray_diloco.cluster.ahead import WITHIN_A_CALL, Ahead, brought, handed_over
 from ray_diloco.cluster.island import FleetSettings, RayIsland
-from ray_diloco.cluster.said import EmitStats
+from ray_diloco.cluster.said import EmitStats, Trained
 from ray_diloco.cluster.storage import Storage
 from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.rounds.ports import IslandLost, Lease, Piece, Report, Update, Work
@@ -51,14 +51,19 @@ class Method:
         self.rank.asked.append(self.name)
         answer = Answer()
         self.rank.answers[self.name] = answer.future()
-        return [answer, "payload"] if self.name == "emit" else answer
+        return [answer, "payload"] if self.name == "emit" or self.emits(arguments) else answer
+
+    def emits(self, arguments):
+        return self.name == "train" and arguments[-1]
 
 
 def sail(scenario):
     async def run():
         rank = Rank()
         settings = FleetSettings("run", Storage("nowhere"), False, DeadlinesConfig(), lambda: None, None)
-        await scenario(RayIsland("eu", 0, [rank], None, settings), rank)
+        island = RayIsland("eu", 0, [rank], None, settings)
+        island._shards = 1
+        await scenario(island, rank)
 
     asyncio.run(run())
 
@@ -69,18 +74,21 @@ async def begun(coroutine):
     return task
 
 
-def test_an_emission_is_asked_for_with_the_training_before_it_and_once():
+TRAINED = Trained(Report(5, 40, 2.0, 1.5, send_s=0.5), (EmitStats((8,), 9.0, True),))
+
+
+def test_an_emission_is_part_of_the_training_before_it():
     async def scenario(island, rank):
         training = await begun(island.train(WORK))
-        assert rank.asked == ["train", "emit"]
-        rank.gives("train", Report(5, 40, 2.0, 1.5))
-        assert (await training).seconds == 1.5
-        rank.gives("emit", EmitStats((8,), 9.0, True))
+        rank.gives("train", TRAINED)
+        report = await training
+        assert (report.seconds, report.send_s) == (1.5, 0.5)
         emission = await island.emit(0, 3, 1)
-        assert (rank.asked, emission.norm, emission.nbytes) == (["train", "emit"], 3.0, 8)
+        assert (rank.asked, emission.norm, emission.nbytes) == (["train"], 3.0, 8)
+        assert emission.pieces[0].handle == "payload"
         # Of another base, it is another emission.
         again = await begun(island.emit(0, 4, 2))
-        assert rank.asked == ["train", "emit", "emit"]
+        assert rank.asked == ["train", "emit"]
         again.cancel()
 
     sail(scenario)
@@ -90,8 +98,8 @@ def test_training_is_asked_for_before_the_adoption_has_come_back():
     async def scenario(island, rank):
         await island.adopt((UPDATE,), {0: True})
         training = await begun(island.train(WORK))
-        assert rank.asked == ["adopt", "train", "emit"]
-        rank.gives("train", Report(5, 40, 2.0, 1.5))
+        assert rank.asked == ["adopt", "train"]
+        rank.gives("train", TRAINED)
         rank.gives("adopt", None)
         assert (await training).adopt_s >= 0.0
         assert await island.settled() == 0.0

@@ -7,8 +7,9 @@ import pytest
 import ray
 
 from ray_diloco.cluster.fence import Stamped, fenced
+from ray_diloco.cluster.job import RankJob
 from ray_diloco.cluster.misfortune import NO_FAULTS
-from ray_diloco.cluster.rank import Rank, RankJob
+from ray_diloco.cluster.rank import Rank
 from ray_diloco.errors import ClusterError
 from ray_diloco.inner import batches
 
@@ -101,5 +102,10 @@ def test_a_segment_ends_when_another_driver_is_heard(monkeypatch):
 
     rank._inner = Inner()
     rank._job.channels[0].H = 10
-    assert rank.train(0, 10, (), epoch=6).steps == 4 and done == [0, 1, 2, 3]
-    assert rank.train(0, 3, (), epoch=7).steps == 7, "its own heartbeats end nothing"
+    assert rank.train(0, 10, (), epoch=6).report.steps == 4 and done == [0, 1, 2, 3]
+    assert rank.train(0, 3, (), epoch=7).report.steps == 7, "its own heartbeats end nothing"
+    # Nor is anything encoded for the driver before: an error memory would take it for sent.
+    heard[3] = 8
+    with pytest.raises(ClusterError, match="epoch 7 came after the driver of epoch 8"):
+        rank.train(0, 10, (), emits=[(0, 4)], epoch=7)
+    assert not rank._exchanges.begin.called

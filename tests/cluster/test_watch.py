@@ -8,10 +8,12 @@ from ray.exceptions import ActorDiedError
 
 from ray_diloco.cluster.said import Progress
 from ray_diloco.cluster.watch import BEAT_S, DIAGNOSIS_S, Watch
+from ray_diloco.config.schema import DeadlinesConfig
 from ray_diloco.rounds.ports import IslandLost
 from ray_diloco.simulate.clock import run_virtual
 
-HEARTBEAT_S, SILENCE_S = 3.0, 20.0
+HEARTBEAT_S, SILENCE_S, EXCHANGE_S = 3.0, 20.0, 50.0
+DEADLINES = DeadlinesConfig(heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S, exchange_s=EXCHANGE_S)
 
 
 class Rank:
@@ -31,7 +33,7 @@ class Rank:
             returned.set_exception(ActorDiedError())
         elif self.state != "frozen":
             self.beats += self.state == "trains"
-            returned.set_result(Progress(self.beats, self.beats, 9, 1.0, 1.0))
+            returned.set_result(Progress(self.beats, self.beats, 9, 1.0, 1.0, sending=self.state == "sends"))
         return type("Ref", (), {"future": lambda self: returned})()
 
 
@@ -53,11 +55,11 @@ def watched(scenario):
 
     async def run():
         ranks = [Rank(), Rank()]
-        watch = Watch("eu", ranks, HEARTBEAT_S, SILENCE_S)
+        watch = Watch("eu", ranks, DEADLINES)
         work = asyncio.get_running_loop().create_future()
         acts = asyncio.create_task(scenario(watch, ranks, work))
         try:
-            with watch.stepping():
+            with watch.stepping() as watch.ended:
                 return await watch.guarded(work), asyncio.get_running_loop().time()
         except IslandLost as lost:
             return lost, asyncio.get_running_loop().time()
@@ -82,11 +84,12 @@ def becomes(state, at, rank=1):
         ("died", BEAT_S, "rank 1 of eu died"),
         ("frozen", BEAT_S + HEARTBEAT_S, "rank 1 of eu is frozen: its process lives and was silent for"),
         ("idles", SILENCE_S + 2 * BEAT_S, "rank 1 of eu made no step for"),
+        ("sends", EXCHANGE_S + 2 * BEAT_S, "rank 1 of eu has been encoding what it sends for"),
     ],
 )
 def test_what_a_rank_becomes_is_found_within_its_bound(state, within_s, text):
     lost, at = watched(becomes(state, 10.2))
-    assert lost.how == {"idles": "stalled"}.get(state, state) and text in str(lost)
+    assert lost.how == {"idles": "stalled", "sends": "stalled"}.get(state, state) and text in str(lost)
     assert 10.2 < at <= 10.2 + within_s + 1e-9
     assert lost.silent_s == pytest.approx(at - 10.0, abs=BEAT_S), "from the last sign of life, or the last step"
 
@@ -105,6 +108,16 @@ def test_ranks_that_beat_are_left_alone_however_long_a_call_takes():
     assert watched(scenario) == (["done"], 10_000)
 
 
+def test_who_has_ended_may_wait_for_ranks_that_still_send():
+    async def scenario(watch, ranks, work):
+        watch.ended(0)
+        ranks[0].state, ranks[1].state = "idles", "sends"
+        await asyncio.sleep(EXCHANGE_S - BEAT_S)
+        work.set_result(["sent"])
+
+    assert watched(scenario) == (["sent"], EXCHANGE_S - BEAT_S)
+
+
 def test_what_each_rank_says_is_passed_on():
     said = []
 
@@ -121,7 +134,7 @@ def test_a_rank_may_idle_while_no_step_is_expected_of_it():
     async def run():
         ranks = [Rank()]
         ranks[0].state = "idles"
-        watch = Watch("eu", ranks, HEARTBEAT_S, SILENCE_S)
+        watch = Watch("eu", ranks, DEADLINES)
         await asyncio.sleep(100)
         assert not watch.lost.done()
         ranks[0].state = "died"
