@@ -14,7 +14,7 @@ from ray_diloco.rounds.ports import IslandLost
 
 
 def adopt_with(error, monkeypatch):
-    async def answers(calls, what, deadline_s):
+    async def answers(calls, what, deadline_s, heard):
         raise error
 
     monkeypatch.setattr(island, "answers", answers)
