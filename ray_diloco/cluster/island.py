@@ -172,6 +172,8 @@ class RayIsland:
         calls = [rank.adopt.remote(heard, *self._handed(updates)) for rank in self._ranks]
         # Ranks do as they are told in turn: the next call need not wait until the answer to this one has come back.
         self._ahead.begin("adopting the anchor", calls)
+        # Others that waited for the same round are told before this one's books are kept, which takes longer than this.
+        await asyncio.sleep(0)
 
     async def join(self, updates: Sequence[Update]) -> None:
         """Sets θ and B on all ranks to anchors."""

@@ -107,6 +107,22 @@ def test_training_is_asked_for_before_the_adoption_has_come_back():
     sail(scenario)
 
 
+def test_all_islands_of_a_round_are_told_to_adopt_before_the_books_of_the_first_are_kept():
+    said = []
+
+    async def adopts(rank, settings):
+        await RayIsland("eu", 0, [rank], None, settings).adopt((UPDATE,), {0: True})
+        said.append([r.asked for r in ranks])
+
+    ranks = [Rank(), Rank()]
+
+    async def scenario(island, rank):
+        await asyncio.gather(*(adopts(r, island._settings) for r in ranks))
+
+    sail(scenario)
+    assert said[0] == [["adopt"], ["adopt"]]
+
+
 def test_an_adoption_that_fails_fails_what_comes_after_it():
     async def scenario(island, rank):
         await island.adopt((UPDATE,), {0: True})
